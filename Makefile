@@ -1,0 +1,31 @@
+# `make demo`: train, kill a rank, look at the account. `make test`: all tests but the slow ones.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test stress lint bench clean
+
+$(VENV)/installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/installed lint
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+stress: $(VENV)/installed
+	$(BIN)/python -m pytest -q -m slow
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p ftrun.launcher -p ftrun.monitor -p ftrun.healthchecks
+
+bench: $(VENV)/installed
+	$(BIN)/python benchmarks/recovery.py --launchers torchrun,ft_launcher,ftrun --faults 5
+
+clean:
+	rm -rf $(VENV) build *.egg-info

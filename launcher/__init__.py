@@ -1,0 +1,1 @@
+"""The launcher: command line, agent, rounds, workers and the decision what to do after a failure."""

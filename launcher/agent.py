@@ -1,0 +1,290 @@
+"""The agent: one loop that observes, lets the pure parts decide, and acts.
+
+    observe   child exits (pidfds), control sockets, signals, time
+    decide    `rendezvous.advance` (what phase follows), `diagnose` and `policy.decide` (what to do about it)
+    act       start, ask, kill, journal
+
+Single-threaded; nothing calls into it. Each turn re-reads the levels (who has ended, who is left), so a
+missed or doubled wake-up costs a turn and never correctness.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ftrun.launcher import process, recovery, rendezvous
+from ftrun.launcher.control import ControlError, Progress
+from ftrun.launcher.model import Action, Decision, PastIncident
+from ftrun.launcher.recovery import Recovery
+from ftrun.launcher.rendezvous import Cause, Phase, State, advance
+from ftrun.launcher.rounds import Rounds
+from ftrun.launcher.signals import PASSED_ON, SignalInbox
+from ftrun.launcher.standby import Standby
+from ftrun.launcher.standby_pool import StandbyPool
+from ftrun.launcher.watcher import Watcher
+from ftrun.launcher.workers import Worker
+from ftrun.monitor import events
+from ftrun.monitor.diagnosis import diagnose
+from ftrun.monitor.incident import Incident
+
+_LONGEST_WAIT_S = 5.0
+"""Upper bound of one wait: memory for standbys is looked at again, and the liveness endpoint sees a turn."""
+
+
+class Record(Protocol):
+    """Journals an event; `durable` ones are on disk when it returns."""
+
+    def __call__(self, event: events.Event, durable: bool = False) -> None:
+        """Journal `event`."""
+
+
+class Agent:
+    """Runs one job on one node to its end."""
+
+    def __init__(
+        self,
+        state: State,
+        graces: rendezvous.Graces,
+        decide: Callable[[Incident, Sequence[PastIncident]], Decision],
+        max_restarts: int,
+        rounds: Rounds,
+        pool: StandbyPool,
+        inbox: SignalInbox,
+        watcher: Watcher[object],
+        record: Record,
+        clock: Callable[[], float],
+    ) -> None:
+        self.state = state
+        self._graces = graces
+        self._decide = decide
+        self._max_restarts = max_restarts
+        self._rounds = rounds
+        self._pool = pool
+        self._inbox = inbox
+        self._watcher = watcher
+        self._record = record
+        self._clock = clock
+        self._history: tuple[PastIncident, ...] = ()
+        self._recovery: Recovery | None = None
+        self._progressed: set[int] = set()
+        self.last_incident: Incident | None = None
+        self.turned_at = clock()
+        """CLOCK_MONOTONIC of the last turn of the loop, seconds; for the liveness endpoint."""
+
+    @property
+    def restart_count(self) -> int:
+        """Restarts of the job so far."""
+        return len(self._history)
+
+    def run(self) -> None:
+        """Loop until the job has ended; `state` then holds the exit code and the reason."""
+        self._watcher.add(self._inbox.fileno(), self._inbox)
+        while self.state.phase is not Phase.ENDED:
+            self._read_levels()
+            if self.state.phase is not Phase.ENDED:
+                for source in self._watcher.wait(self._wait_s()):
+                    self._take(source)
+
+    def _wait_s(self) -> float:
+        deadline = self.state.deadline
+        return _LONGEST_WAIT_S if deadline is None else min(_LONGEST_WAIT_S, deadline - self._clock())
+
+    def _take(self, source: object) -> None:
+        if source is self._inbox:
+            for number in self._inbox.read():
+                self._take_signal(number)
+        elif isinstance(source, Standby):
+            worker = next((one for one in self._rounds.workers if one.standby is source), None)
+            if worker is None:
+                self._pool.read(source)
+            else:
+                self._read_worker(worker)
+
+    def _take_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGCHLD:
+            known = {worker.pid for worker in self._rounds.workers} | self._pool.pids
+            process.reap_orphans(known)
+        elif number in PASSED_ON:
+            self._pass_on(number)
+        elif self.state.phase is not Phase.ENDED:
+            self._advance(rendezvous.Signalled(number))
+            deadline = self.state.deadline
+            grace_s = 0.0 if deadline is None else max(0.0, deadline - self._clock())
+            self._record(events.SignalReceived(number.name, grace_s, self.state.signal_count), durable=True)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Give the signal to the ranks that would survive it: its default action is death."""
+        running = [worker for worker in self._rounds.workers if worker.exit_code is None]
+        ready = [worker for worker in running if process.catches(worker.pid, number)]
+        for worker in ready:
+            worker.standby.process.signal(number)
+        self._record(
+            events.SignalForwarded(
+                number.name,
+                tuple(worker.rank for worker in ready),
+                tuple(worker.rank for worker in running if worker not in ready),
+            )
+        )
+
+    def _read_worker(self, worker: Worker) -> None:
+        try:
+            messages = worker.standby.read()
+        except ControlError:
+            messages = []  # garbage from a worker is no reason to end it; it is just not listened to any more
+            self._watcher.remove(worker.standby.control.fileno())
+        for message in messages:
+            if isinstance(message, Progress):
+                self._note_progress(worker, message)
+
+    def _note_progress(self, worker: Worker, message: Progress) -> None:
+        page = worker.page.read()
+        since_start_s = (page.first_progress_at or 0.0) - (page.main_started_at or 0.0)
+        self._record(
+            events.WorkerProgressed(
+                self.state.round_number, worker.rank, page.reported_step, max(0.0, since_start_s)
+            )
+        )
+        self._progressed.add(worker.local_rank)
+        self._pool.learn(message.modules)
+        plan = self._rounds.plan
+        if self._recovery is not None and plan is not None:
+            account = self._recovery.completed(plan, self._rounds.pages())
+            if account is not None:
+                self._record(account, durable=True)
+                self._recovery = None
+
+    def _read_levels(self) -> None:
+        """What holds now, whatever woke the loop."""
+        self.turned_at = now = self._clock()
+        is_stopping = self.state.phase is Phase.STOPPING
+        for worker in self._rounds.poll(now, is_stopping):
+            self._note_exit(worker)
+        if self.state.phase is Phase.STOPPING and self._is_all_gone():
+            self._record(
+                events.RoundStopped(
+                    self.state.round_number, _cause_name(self.state), self._clock() - self.state.stop_began_at
+                )
+            )
+            self._advance(rendezvous.AllGone())
+        if self.state.phase is not Phase.ENDED:
+            self._advance(rendezvous.Woke())
+        self._pool.sweep()
+        if self._is_moving() and self.restart_count < self._max_restarts:
+            self._pool.refill()
+
+    def _is_moving(self) -> bool:
+        return self.state.phase is Phase.RUNNING and len(self._progressed) == self.state.local_world_size
+
+    def _is_all_gone(self) -> bool:
+        if any(worker.exit_code is None for worker in self._rounds.workers):
+            return False
+        return not self._rounds.remains(self._pool.pids)
+
+    def _note_exit(self, worker: Worker) -> None:
+        exit_code = worker.exit_code or 0
+        self._pool.forget(worker.standby)
+        if self.state.phase is Phase.RUNNING or self.state.phase is Phase.STOPPING:
+            self._advance(rendezvous.RankExited(worker.local_rank, exit_code))
+        self._record(
+            events.WorkerExited(
+                self.state.round_number,
+                worker.rank,
+                worker.local_rank,
+                worker.pid,
+                exit_code,
+                process.signal_name(exit_code),
+                worker.is_stopped_by_agent,
+                worker.page.read().steps,
+            )
+        )
+
+    def _advance(self, event: rendezvous.Event) -> None:
+        self.state, actions = advance(self.state, event, self._clock(), self._graces)
+        for action in actions:
+            match action:
+                case rendezvous.StartRound():
+                    self._progressed = set()
+                    self._rounds.open(self.state.round_number, self.restart_count)
+                case rendezvous.Ask(signum):
+                    self._rounds.ask(signum, self._pool.pids)
+                case rendezvous.Kill():
+                    self._kill()
+                case rendezvous.Judge():
+                    self._judge()
+                case rendezvous.GiveUp():
+                    self._name_unkillable()
+
+    def _kill(self) -> None:
+        for pid, command in self._rounds.kill(self._pool.pids):
+            how = "still there after the grace; SIGKILL"
+            self._record(events.ProcessSwept(self.state.round_number, pid, command, how))
+
+    def _name_unkillable(self) -> None:
+        ranks = {worker.pid: worker.rank for worker in self._rounds.workers}
+        for pid in self._rounds.remains(self._pool.pids):
+            self._record(
+                events.WorkerUnkillable(
+                    self.state.round_number, ranks.get(pid, -1), pid, process.state_of(pid)
+                ),
+                durable=True,
+            )
+
+    def _judge(self) -> None:
+        """Gather, diagnose, decide; the decision is on disk before it is acted on."""
+        gone_at = self._clock()
+        failed_plan = self._rounds.plan
+        assert failed_plan is not None
+        last_step = recovery.last_step(failed_plan, self._rounds.pages())
+        incident = diagnose([self._rounds.close(seen_at=self.state.stop_began_at)])
+        decision = self._decide(incident, self._history)
+        is_restart = decision.action is Action.RESTART
+        self.last_incident = incident
+        self._record(_diagnosed(incident))
+        self._record(
+            events.RestartDecided(
+                self.state.round_number,
+                decision.action.value,
+                decision.reason,
+                decision.delay_s,
+                self.restart_count + is_restart,
+                self._max_restarts,
+            ),
+            durable=True,
+        )
+        if is_restart:
+            self._history += (PastIncident(incident.kind, incident.fingerprint, incident.has_progressed),)
+            self._recovery = Recovery(incident, self.state.stop_began_at, gone_at, last_step)
+        self._advance(rendezvous.Judged(decision))
+
+    def close(self) -> None:
+        """Let nothing behind: standbys, workers of a round that did not end by itself, descriptors."""
+        self._pool.close()
+        self._rounds.kill(set())
+        self._rounds.discard()
+        for pid in process.children(os.getpid()):
+            process.kill_descendant(pid, signal.SIGKILL, os.getpid())
+
+
+def _cause_name(state: State) -> str:
+    if state.signum:
+        return signal.Signals(state.signum).name
+    return "success" if state.cause is Cause.SUCCESS else "failure"
+
+
+def _diagnosed(incident: Incident) -> events.IncidentDiagnosed:
+    culprit = incident.culprit
+    return events.IncidentDiagnosed(
+        incident.round_number,
+        incident.kind.value,
+        culprit.rank,
+        culprit.local_rank,
+        culprit.pid,
+        culprit.exit_code,
+        incident.reasons,
+        incident.fingerprint,
+        incident.has_progressed,
+        tuple(one.rank for one in incident.collateral),
+    )

@@ -1,0 +1,270 @@
+"""One job on this node: builds the agent with its shells, runs it, and says how it began and ended.
+
+Imported after the worker processes have been spawned, since all of this takes longer to import than they may
+wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import platform
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import cast
+
+import psutil
+
+from ftrun.launcher import elastic_events, exit_codes, health_port, numa, policy
+from ftrun.launcher.agent import Agent
+from ftrun.launcher.config import Config
+from ftrun.launcher.evidence import OomCounter
+from ftrun.launcher.logs import DEFAULT_PREFIX_TEMPLATE, LogOptions, RunLogs
+from ftrun.launcher.output import OutputPump
+from ftrun.launcher.ranks import assign
+from ftrun.launcher.recorder import Recorder
+from ftrun.launcher.rendezvous import Graces, State
+from ftrun.launcher.rounds import NodeSetting, Rounds
+from ftrun.launcher.signals import SignalInbox
+from ftrun.launcher.standby import Standby
+from ftrun.launcher.standby_pool import StandbyPool
+from ftrun.launcher.start import Start
+from ftrun.launcher.store import StoreHost
+from ftrun.launcher.summary import failure_summary
+from ftrun.launcher.watcher import Watcher
+from ftrun.launcher.workers import WorkerGroup
+from ftrun.monitor import events
+from ftrun.monitor.journal import Journal
+from ftrun.monitor.log import LogFormat, configure, level_from
+
+
+class _ConsoleText(io.TextIOBase):
+    """The agent's stderr as a text stream that never waits for the console."""
+
+    def __init__(self, pump: OutputPump) -> None:
+        self._pump = pump
+
+    def write(self, text: str) -> int:
+        """Queue `text`, which must be whole lines."""
+        self._pump.write(text.encode(errors="surrogateescape"))
+        return len(text)
+
+
+class Job:
+    """The shells of one job, and what is said about it at its begin and its end."""
+
+    def __init__(self, config: Config, start: Start, stack: ExitStack) -> None:
+        self._config = config
+        self._start = start
+        self._slots = start.slots
+        self._stack = stack
+        self._node = socket.gethostname()
+        self._run_id = _run_id(config)
+        self._run_dir = _run_dir(config, self._run_id)
+        self._started_at = time.monotonic()
+        self._pump = OutputPump(on_warning=self._warn)
+        stack.callback(self._pump.close)
+        self._record = self._make_recorder()
+
+    def run(self, inbox: SignalInbox, first: Sequence[Standby]) -> int:
+        """Build the agent and let it run; returns the exit code."""
+        logs = RunLogs(self._log_options(), self._run_dir / "logs", self._run_id, self._warn)
+        watcher: Watcher[object] = Watcher()
+        self._stack.callback(watcher.close)
+        pool = self._make_pool(watcher)
+        rounds = self._make_rounds(pool, logs)
+        self._announce()
+        pool.adopt(first)
+        agent = self._make_agent(rounds, pool, inbox, watcher)
+        self._stack.callback(agent.close)
+        self._start_health_port(agent)
+        agent.run()
+        self._conclude(agent, logs)
+        return agent.state.exit_code
+
+    def _make_recorder(self) -> Recorder:
+        terminal = configure(
+            cast("LogFormat", self._config.ftrun.log_format),
+            _ConsoleText(self._pump),
+            level_from(os.environ),
+        )
+        journal = Journal(
+            self._run_dir / f"{self._node}.jsonl", self._node, time.monotonic, time.time, self._print
+        )
+        self._stack.callback(journal.close)
+        return Recorder(journal, terminal, elastic_events.observer(self._config.launch.event_log_handler, self._config.launch))
+
+    def _warn(self, reason: str) -> None:
+        """From the output pump, on its own thread."""
+        self._record.queue(events.OutputDegraded(reason))
+
+    def _print(self, text: str) -> None:
+        """Whole lines for a person, among the workers' on the agent's stderr."""
+        self._pump.write(f"{text}\n".encode(errors="surrogateescape"))
+
+    def _log_options(self) -> LogOptions:
+        options = self._config.launch
+        return LogOptions(
+            log_dir=options.log_dir,
+            redirects=options.redirects,
+            tee=options.tee,
+            local_ranks_filter=options.local_ranks_filter,
+            duplicate_stdout_filters=options.duplicate_stdout_filters,
+            duplicate_stderr_filters=options.duplicate_stderr_filters,
+            logs_specs=options.logs_specs,
+            prefix_template=os.environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", DEFAULT_PREFIX_TEMPLATE),
+        )
+
+    def _make_pool(self, watcher: Watcher[object]) -> StandbyPool:
+        pool = StandbyPool(
+            self._slots.count,
+            self._start.spawn,
+            watcher,
+            self._record,
+            lambda: psutil.virtual_memory().available,
+            self._config.ftrun.standby.min_free_memory,
+            self._start.may_learn,
+        )
+        pool.modules = self._start.modules
+        if self._start.advice.is_cold:
+            self._record.queue(events.StandbySuspended(self._start.advice.reason))
+        return pool
+
+    def _make_rounds(self, pool: StandbyPool, logs: RunLogs) -> Rounds:
+        options = self._config.launch
+        directory = self._config.ftrun.checkpoint.dir
+        binding = self._numa_binding()
+        setting = NodeSetting(
+            node=self._node,
+            run_id=self._run_id,
+            options=options,
+            ranks=assign([self._slots.count])[0],
+            environ=os.environ,
+            checkpoint_dir=Path(directory).absolute() if directory is not None else None,
+            cpus=binding,
+        )
+        group = WorkerGroup(self._start.entry, pool.take, pool.discard)
+        return Rounds(setting, group, logs, self._pump, StoreHost(self._warn_store), OomCounter(), self._record)
+
+    def _warn_store(self, reason: str) -> None:
+        """From the store's thread: the workers will fail for want of a store, and this says why."""
+        self._record.queue(events.StoreFailed(reason))
+
+    def _numa_binding(self) -> Mapping[int, frozenset[int]]:
+        mode = self._config.launch.numa_binding
+        if mode is None:
+            return {}
+        binding = numa.bind(mode, self._slots.count, os.environ)
+        if binding.degraded:
+            self._record.queue(events.NumaDegraded(binding.degraded))
+        return binding.cpus
+
+    def _make_agent(
+        self, rounds: Rounds, pool: StandbyPool, inbox: SignalInbox, watcher: Watcher[object]
+    ) -> Agent:
+        config = self._config
+        stop = config.ftrun.stop
+        max_restarts = config.launch.max_restarts
+        return Agent(
+            State(self._slots.count),
+            Graces(
+                config.grace_after_failure_s,
+                config.grace_after_signal_s,
+                stop.kill_timeout,
+                config.ftrun.graceful_exit_code,
+            ),
+            partial(policy.decide, max_restarts=max_restarts, config=config.ftrun.restart),
+            max_restarts,
+            rounds,
+            pool,
+            inbox,
+            watcher,
+            self._record,
+            time.monotonic,
+        )
+
+    def _start_health_port(self, agent: Agent) -> None:
+        port = health_port.start(
+            os.environ,
+            lambda: health_port.AgentState(
+                agent.state.phase.value, agent.state.round_number, agent.restart_count
+            ),
+            lambda: agent.turned_at,
+            time.monotonic,
+            self._warn,
+        )
+        if port is not None:
+            self._stack.callback(port.stop)
+
+    def _announce(self) -> None:
+        options = self._config.launch
+        self._record(
+            events.RunStarted(
+                self._run_id,
+                options.training_script,
+                len(options.training_script_args),
+                self._slots.count,
+                self._slots.reason,
+                os.getpid(),
+                metadata.version("ftrun"),
+                platform.python_version(),
+            )
+        )
+        for ignored in self._config.ignored:
+            self._record(events.OptionIgnored(ignored.name, ignored.reason))
+        if options.max_nodes > 1:
+            self._record(events.OptionIgnored("--nnodes", "this version runs one node; MAX is not waited for"))
+        if self._slots.count > 1 and "OMP_NUM_THREADS" not in os.environ:
+            self._record(events.EnvironmentDefaulted("OMP_NUM_THREADS", "1"))
+        self._record(events.LogLocated(str(self._run_dir)))
+
+    def _conclude(self, agent: Agent, logs: RunLogs) -> None:
+        """Say how the job ended: to the journal, the person at the terminal and a launcher around this one."""
+        state, incident = agent.state, agent.last_incident
+        duration_s = time.monotonic() - self._started_at
+        if state.exit_code != exit_codes.OK and incident is not None and not state.signum:
+            self._print(
+                failure_summary(
+                    self._config.launch.training_script,
+                    incident,
+                    host=self._node,
+                    wall_offset_s=time.time() - time.monotonic(),
+                    log_dir=str(logs.directory),
+                )
+            )
+            _copy_error_file(incident.culprit.error_file, os.environ.get("TORCHELASTIC_ERROR_FILE"))
+        self._record(
+            events.RunEnded(state.exit_code, state.end_reason, agent.restart_count, duration_s), durable=True
+        )
+
+
+def _run_id(config: Config) -> str:
+    """The job's id; "none", torchrun's default, would make every job that forgets it share one."""
+    options = config.launch
+    if options.rdzv_id != "none" and not options.standalone:
+        return options.rdzv_id
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _run_dir(config: Config, run_id: str) -> Path:
+    """Where the journal and, unless told otherwise, the logs go (XDG Base Directory Specification)."""
+    if config.ftrun.run_dir is not None:
+        return Path(config.ftrun.run_dir).absolute()
+    state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state_home) / "ftrun" / re.sub(r"[^\w.+-]", "_", run_id)
+
+
+def _copy_error_file(error_file: str, own_error_file: str | None) -> None:
+    """Hand the root cause on to the launcher that started this one, as torchrun does."""
+    if error_file and own_error_file:
+        with contextlib.suppress(OSError):
+            shutil.copyfile(error_file, own_error_file)

@@ -1,0 +1,238 @@
+"""The life of a job on a node as a state machine: rounds, how they end, and what follows. Pure.
+
+    JOINING -> RUNNING -> STOPPING -> JUDGING -> JOINING ...        any -> ENDED
+
+Events in, actions out; `advance` never acts, reads no clock, and an event that does not fit the phase raises
+and changes nothing. All waiting is `State.deadline`: the caller wakes it with `Woke` when that time has come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from ftrun.launcher import exit_codes
+from ftrun.launcher.model import Action, Decision
+
+_SIGTERM = 15
+
+
+class Phase(Enum):
+    """Where the job is; words of the design."""
+
+    JOINING = "joining"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    JUDGING = "judging"
+    ENDED = "ended"
+
+
+class Cause(Enum):
+    """Why a round is being stopped."""
+
+    SUCCESS = "success"
+    FAILURE = "failure"
+    SIGNAL = "signal"
+
+
+@dataclass(frozen=True, slots=True)
+class Graces:
+    """Seconds between asking processes to end and killing them, by cause, and between killing and giving up."""
+
+    after_failure_s: float
+    after_signal_s: float
+    kill_timeout_s: float
+    graceful_exit_code: int | None = None
+    """Exit code when a signal ended the job and every rank exited 0; None = 128 + signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """A worker ended."""
+
+    local_rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Signalled:
+    """The agent was told to stop by a signal."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllGone:
+    """No process of the round is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """Time has passed; level-driven, harmless when early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The policy has decided about the failure of the round."""
+
+    decision: Decision
+
+
+Event = RankExited | Signalled | AllGone | Woke | Judged
+
+
+@dataclass(frozen=True, slots=True)
+class StartRound:
+    """Start the workers of the round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask every process of the round to end: send it `signum`."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL every process of the round that is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Gather the evidence, diagnose, decide; answer with `Judged`."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Name the processes that survived SIGKILL."""
+
+
+Do = StartRound | Ask | Kill | Judge | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The whole state of a job on a node."""
+
+    local_world_size: int
+    phase: Phase = Phase.JOINING
+    round_number: int = 0
+    deadline: float | None = 0.0
+    """Monotonic time at which `Woke` does something; None = nothing to wait for."""
+    exits: dict[int, int] = field(default_factory=dict)
+    """Exit codes of this round's workers so far, by local rank. Replaced, never changed in place."""
+    cause: Cause | None = None
+    stop_began_at: float = 0.0
+    has_killed: bool = False
+    signum: int = 0
+    signal_count: int = 0
+    exit_code: int = 0
+    end_reason: str = ""
+
+
+class IllegalEvent(Exception):
+    """An event that cannot happen in this phase; the state is unchanged."""
+
+
+def advance(state: State, event: Event, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+    """Next state and what to do.
+
+    Raises:
+        IllegalEvent: the event does not fit the phase.
+    """
+    match state.phase, event:
+        case Phase.ENDED, _:
+            raise IllegalEvent(f"{event} after the end")
+        case _, Signalled(signum):
+            return _signalled(state, signum, now, graces)
+        case Phase.JOINING, Woke() if state.deadline is not None and now >= state.deadline:
+            return replace(state, phase=Phase.RUNNING, deadline=None, exits={}, cause=None), (StartRound(),)
+        case Phase.RUNNING, RankExited(local_rank, exit_code):
+            return _rank_exited(state, local_rank, exit_code, now, graces)
+        case Phase.STOPPING, RankExited(local_rank, exit_code):
+            return replace(state, exits={**state.exits, local_rank: exit_code}), ()
+        case Phase.STOPPING, Woke() if state.deadline is not None and now >= state.deadline:
+            return _grace_over(state, now, graces)
+        case Phase.STOPPING, AllGone():
+            return _all_gone(state, graces)
+        case Phase.JUDGING, Judged(decision):
+            return _judged(state, decision, now)
+        case _, Woke():
+            return state, ()
+    raise IllegalEvent(f"{event} while {state.phase.value}")
+
+
+def _rank_exited(
+    state: State, local_rank: int, exit_code: int, now: float, graces: Graces
+) -> tuple[State, tuple[Do, ...]]:
+    state = replace(state, exits={**state.exits, local_rank: exit_code})
+    if exit_code != 0:
+        return _stopping(state, Cause.FAILURE, now, graces.after_failure_s), (Ask(_SIGTERM),)
+    if len(state.exits) == state.local_world_size:
+        # Only children that outlived their rank are left to be asked.
+        return _stopping(state, Cause.SUCCESS, now, graces.after_failure_s), (Ask(_SIGTERM),)
+    return state, ()
+
+
+def _stopping(state: State, cause: Cause, now: float, grace_s: float) -> State:
+    return replace(
+        state, phase=Phase.STOPPING, cause=cause, deadline=now + grace_s, stop_began_at=now, has_killed=False
+    )
+
+
+def _signalled(state: State, signum: int, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+    """The first signal is passed to the workers, once; each later one halves what is left of the grace."""
+    is_first = state.signal_count == 0
+    state = replace(state, signum=state.signum or signum, signal_count=state.signal_count + 1)
+    if state.phase is Phase.JOINING:
+        return _ended(state, exit_codes.of_signal(state.signum), "stopped by a signal"), ()
+    if state.phase is Phase.RUNNING:
+        return _stopping(state, Cause.SIGNAL, now, graces.after_signal_s), (Ask(signum),)
+    if state.phase is not Phase.STOPPING or state.has_killed or state.deadline is None:
+        return state, ()
+    if is_first:
+        # The workers were asked already; the job now ends instead of restarting, and may wait no longer.
+        return replace(state, deadline=min(state.deadline, now + graces.after_signal_s)), ()
+    return replace(state, deadline=now + max(0.0, state.deadline - now) / 2), ()
+
+
+def _grace_over(state: State, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+    if not state.has_killed:
+        return replace(state, has_killed=True, deadline=now + graces.kill_timeout_s), (Kill(),)
+    ended = _ended(state, exit_codes.NODE_UNHEALTHY, "processes of the round survived SIGKILL")
+    return ended, (GiveUp(),)
+
+
+def _all_gone(state: State, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+    is_clean = len(state.exits) == state.local_world_size and not any(state.exits.values())
+    if state.signum:
+        code = exit_codes.of_signal(state.signum)
+        if is_clean and graces.graceful_exit_code is not None:
+            code = graces.graceful_exit_code
+        if state.cause is Cause.SUCCESS:
+            code = exit_codes.OK
+        return _ended(state, code, "stopped by a signal"), ()
+    if state.cause is Cause.SUCCESS:
+        return _ended(state, exit_codes.OK, "all ranks finished"), ()
+    return replace(state, phase=Phase.JUDGING, deadline=None), (Judge(),)
+
+
+def _judged(state: State, decision: Decision, now: float) -> tuple[State, tuple[Do, ...]]:
+    if decision.action is Action.STOP:
+        return _ended(state, decision.exit_code, decision.reason), ()
+    if state.signum:
+        return _ended(state, exit_codes.of_signal(state.signum), "stopped by a signal"), ()
+    nxt = replace(
+        state,
+        phase=Phase.JOINING,
+        round_number=state.round_number + 1,
+        deadline=now + decision.delay_s,
+        exits={},
+        cause=None,
+    )
+    return nxt, ()
+
+
+def _ended(state: State, exit_code: int, reason: str) -> State:
+    return replace(state, phase=Phase.ENDED, deadline=None, exit_code=exit_code, end_reason=reason)

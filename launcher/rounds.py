@@ -1,0 +1,206 @@
+"""Opens and closes the rounds of this node: checkpoint, store, logs, workers; then the evidence of its end.
+
+Acts on behalf of the agent and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ftrun.launcher import environment, numa
+from ftrun.launcher.checkpoint import CheckpointChoice, find_newest_whole
+from ftrun.launcher.config import LaunchOptions
+from ftrun.launcher.evidence import OomCounter, read_error_file
+from ftrun.launcher.logs import RunLogs
+from ftrun.launcher.model import Plan
+from ftrun.launcher.output import OutputPump
+from ftrun.launcher.ports import listen
+from ftrun.launcher.process import ExitStatus
+from ftrun.launcher.ranks import NodeRanks
+from ftrun.launcher.store import StoreHost
+from ftrun.launcher.workers import Streams, Worker, WorkerGroup
+from ftrun.monitor import events
+from ftrun.monitor.incident import Evidence, RankExit
+from ftrun.monitor.page import PageSnapshot
+
+_DRAIN_S = 1.0
+"""Longest wait for the last output of ended workers to reach a console that may be slow."""
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSetting:
+    """What stays the same over all rounds of this node."""
+
+    node: str
+    run_id: str
+    options: LaunchOptions
+    ranks: NodeRanks
+    environ: Mapping[str, str]
+    checkpoint_dir: Path | None
+    cpus: Mapping[int, frozenset[int]]
+    """CPUs that each local rank is bound to; empty without NUMA binding."""
+
+
+class Rounds:
+    """The current round of this node, or none."""
+
+    def __init__(
+        self,
+        setting: NodeSetting,
+        group: WorkerGroup,
+        logs: RunLogs,
+        pump: OutputPump,
+        store: StoreHost,
+        oom: OomCounter,
+        record: Callable[[events.Event], None],
+    ) -> None:
+        self._setting = setting
+        self._group = group
+        self._logs = logs
+        self._pump = pump
+        self._store = store
+        self._oom = oom
+        self._record = record
+        self._oom_kills_before = 0
+        self.plan: Plan | None = None
+        self.poll = group.poll
+        self.remains = group.remains
+        self.ask = group.ask
+        self.kill = group.kill
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Workers of the round, ended ones included; none between rounds."""
+        return self._group.workers
+
+    def pages(self) -> tuple[PageSnapshot, ...]:
+        """Progress of each worker of the round."""
+        return tuple(self._group.snapshots().values())
+
+    def open(self, round_number: int, restart_count: int) -> None:
+        """Choose the checkpoint, serve the store, start the workers.
+
+        Raises:
+            PortBusyError: the port asked for with --master-port is taken.
+        """
+        options = self._setting.options
+        choice = self._choose_checkpoint()
+        listener = listen(self._bind_address(), options.master_port or 0)
+        self.plan = Plan(
+            round_number,
+            restart_count,
+            self._setting.ranks,
+            options.master_addr,
+            listener.getsockname()[1],
+            str(choice.path) if choice.path is not None else None,
+            choice.step,
+            is_resume_known=self._setting.checkpoint_dir is not None,
+        )
+        self._oom_kills_before = self._oom.read() or 0
+        self._start_workers(self.plan)
+        self._store.serve(listener)
+        self._announce(self.plan)
+
+    def _bind_address(self) -> str:
+        """All of a single node's ranks are on the loopback; another address is the user's explicit wish."""
+        return _LOOPBACK if self._setting.options.master_addr in (_LOOPBACK, "localhost") else ""
+
+    def _choose_checkpoint(self) -> CheckpointChoice:
+        if self._setting.checkpoint_dir is None:
+            return CheckpointChoice(None, None, ())
+        choice = find_newest_whole(self._setting.checkpoint_dir)
+        for path, reason in choice.skipped:
+            self._record(events.CheckpointSkipped(str(path), reason))
+        return choice
+
+    def _start_workers(self, plan: Plan) -> None:
+        setting = self._setting
+        variables: dict[int, dict[str, str]] = {}
+        for local_rank in range(plan.ranks.local_world_size):
+            variables[local_rank] = environment.of_rank(plan, local_rank, setting.run_id, setting.options)
+            if setting.options.virtual_local_rank:
+                variables[local_rank] |= environment.virtual_local_rank(setting.environ, local_rank)
+        logs = self._logs.for_round(plan.round_number, variables)
+        streams = {}
+        for local_rank, target in logs.by_local_rank.items():
+            variables[local_rank] |= target.environment
+            streams[local_rank] = Streams(
+                self._pump.open(target.stdout), self._pump.open(target.stderr), str(target.error_file)
+            )
+        for worker in self._group.start(plan, streams, variables):
+            if worker.local_rank in setting.cpus:
+                reason = numa.apply(worker.pid, setting.cpus[worker.local_rank])
+                if reason:
+                    self._record(events.NumaDegraded(reason))
+
+    def _announce(self, plan: Plan) -> None:
+        self._record(
+            events.RoundClosed(
+                plan.round_number,
+                plan.ranks.world_size,
+                plan.restart_count,
+                plan.master_addr,
+                plan.master_port,
+                plan.resume_from,
+                plan.resume_step,
+            )
+        )
+        for worker in self.workers:
+            reason = "a standby was ready" if worker.is_warm else "no standby was ready"
+            self._record(
+                events.WorkerStarted(
+                    plan.round_number, worker.rank, worker.local_rank, worker.pid, worker.is_warm, reason
+                )
+            )
+
+    def close(self, seen_at: float) -> Evidence:
+        """Take down what the round used and say how it ended; every worker has ended.
+
+        `seen_at` is when the agent began to stop it (CLOCK_MONOTONIC, seconds).
+        """
+        assert self.plan is not None
+        self._pump.drain(_DRAIN_S)
+        workers, pages = self.workers, self._group.snapshots()
+        statuses = self._group.collect()
+        self._store.close()
+        self._pump.close_round()
+        oom_kills = max(0, (self._oom.read() or 0) - self._oom_kills_before)
+        return Evidence(
+            node=self._setting.node,
+            round_number=self.plan.round_number,
+            exits=tuple(
+                self._exit_of(worker, statuses[worker.local_rank], pages[worker.local_rank].steps, seen_at)
+                for worker in workers
+            ),
+            has_progressed=any(page.first_progress_at is not None for page in pages.values()),
+            oom_kills=oom_kills,
+            memory_limit_bytes=self._oom.limit_bytes(),
+        )
+
+    def _exit_of(self, worker: Worker, status: ExitStatus, steps: int, seen_at: float) -> RankExit:
+        error = read_error_file(Path(worker.error_file)) if status.code != 0 else None
+        found = RankExit(
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            pid=worker.pid,
+            exit_code=status.code,
+            exited_at=worker.exited_at,
+            is_stopped_by_agent=worker.is_stopped_by_agent,
+            error=error,
+            error_file=worker.error_file if error is not None else "",
+            stderr_tail=self._pump.tail(worker.local_rank),
+            max_rss_bytes=status.max_rss_bytes,
+            steps=steps,
+        )
+        # It had failed by itself before it was told to stop, and was only slow to end.
+        return replace(found, is_stopped_by_agent=worker.is_stopped_by_agent and found.failed_at > seen_at)
+
+    def discard(self) -> None:
+        """Take down what is left without asking how it ended; for the end of the job."""
+        self._pump.drain(_DRAIN_S)
+        self._group.collect()
+        self._store.close()
+        self._pump.close_round()

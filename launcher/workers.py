@@ -1,0 +1,166 @@
+"""The worker group of this node: start it from a plan, watch it, ask it to end, kill it, take its exits.
+
+Acts on behalf of the agent and decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ftrun.launcher import environment, process
+from ftrun.launcher.control import Activate, ControlError
+from ftrun.launcher.entry import Entry
+from ftrun.launcher.model import Plan
+from ftrun.launcher.standby import Standby
+from ftrun.monitor.page import Page, PageSnapshot
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank's process in the current round."""
+
+    rank: int
+    local_rank: int
+    standby: Standby
+    page: Page
+    is_warm: bool
+    error_file: str
+    exit_code: int | None = None
+    exited_at: float = 0.0
+    is_stopped_by_agent: bool = False
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.standby.pid
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Where one worker's output goes: descriptors that are the worker's once it is started."""
+
+    stdout: int
+    stderr: int
+    error_file: str
+
+
+class WorkerGroup:
+    """Workers of one node; empty between rounds.
+
+    `take` gives a process for a rank: a standby, or a new one that starts cold; `discard` takes a bad one back.
+    """
+
+    def __init__(
+        self, entry: Entry, take: Callable[[], Standby], discard: Callable[[Standby, str], None]
+    ) -> None:
+        self._entry = entry
+        self._take = take
+        self._discard = discard
+        self.workers: tuple[Worker, ...] = ()
+
+    def start(
+        self, plan: Plan, streams: Mapping[int, Streams], variables: Mapping[int, Mapping[str, str]]
+    ) -> tuple[Worker, ...]:
+        """Start all workers of `plan`; closes the descriptors in `streams`."""
+        self.workers = tuple(
+            self._start_one(plan, local_rank, streams[local_rank], variables[local_rank])
+            for local_rank in range(plan.ranks.local_world_size)
+        )
+        return self.workers
+
+    def _start_one(
+        self, plan: Plan, local_rank: int, streams: Streams, variables: Mapping[str, str]
+    ) -> Worker:
+        page = Page.create()
+        argv = environment.substitute(self._entry.argv, local_rank, plan.resume_from)
+        values: dict[str, str | None] = {
+            **variables,
+            "TORCHELASTIC_ERROR_FILE": streams.error_file,
+            "FTRUN_PAGE": page.path,
+        }
+        message = Activate(
+            environment=values,
+            argv=argv,
+            kind=self._entry.kind,
+        )
+        while True:
+            standby = self._take()
+            try:
+                standby.activate(message, streams.stdout, streams.stderr)
+                break
+            except (OSError, ControlError) as error:  # the next one may be well
+                self._discard(standby, f"could not be told its rank: {error}")
+        for fd in {streams.stdout, streams.stderr}:
+            os.close(fd)
+        return Worker(
+            rank=plan.ranks.rank_of(local_rank),
+            local_rank=local_rank,
+            standby=standby,
+            page=page,
+            is_warm=standby.ready is not None,
+            error_file=streams.error_file,
+        )
+
+    def poll(self, now: float, is_stopping: bool) -> list[Worker]:
+        """Workers that ended since the last call; they stay zombies until `collect`."""
+        ended = []
+        for worker in self.workers:
+            if worker.exit_code is None:
+                worker.exit_code = worker.standby.process.poll()
+                if worker.exit_code is not None:
+                    worker.exited_at = now
+                    worker.is_stopped_by_agent = is_stopping
+                    ended.append(worker)
+        return ended
+
+    def snapshots(self) -> dict[int, PageSnapshot]:
+        """Progress of each worker, by local rank."""
+        return {worker.local_rank: worker.page.read() for worker in self.workers}
+
+    def remains(self, standby_pids: set[int]) -> list[int]:
+        """Pids of every process of the round that still runs, children and grandchildren included."""
+        return process.descendants(os.getpid(), without=standby_pids)
+
+    def ask(self, signum: int, standby_pids: set[int]) -> None:
+        """Send `signum` once to every process of the round: by group, and one by one to those that left it."""
+        groups = {worker.pid for worker in self.workers}
+        strays = [pid for pid in self.remains(standby_pids) if _group_of(pid) not in groups]
+        for worker in self.workers:
+            worker.standby.process.signal_group(signum)
+            if process.state_of(worker.pid) == "T":  # a stopped process acts on nothing but SIGKILL
+                worker.standby.process.signal_group(signal.SIGCONT)
+        for pid in strays:
+            process.kill_descendant(pid, signum, os.getpid())
+
+    def kill(self, standby_pids: set[int]) -> list[tuple[int, str]]:
+        """SIGKILL what is left of the round; returns (pid, command) of each that was not a worker itself."""
+        workers = {worker.pid for worker in self.workers}
+        strays = []
+        for pid in self.remains(standby_pids):
+            if pid not in workers:
+                strays.append((pid, process.command_of(pid)))
+            process.kill_descendant(pid, 9, os.getpid())
+        return strays
+
+    def collect(self) -> dict[int, process.ExitStatus]:
+        """Reap the ended workers and let go of all they used; by local rank. Their pages go with them."""
+        statuses = {}
+        for worker in self.workers:
+            if worker.exit_code is not None:
+                statuses[worker.local_rank] = worker.standby.process.reap()
+            else:
+                worker.standby.process.release()
+            worker.standby.control.close()
+            worker.page.close()
+        self.workers = ()
+        return statuses
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1

@@ -1,0 +1,1 @@
+"""What is observed and recorded of a run: heartbeats, events, journal, diagnosis. Decides nothing."""

@@ -1,0 +1,248 @@
+"""From the evidence of a failed round to one incident: what failed first, and what only fell with it. Pure.
+
+The rules are the tables of `ftrun.monitor.signatures`; what to do about the incident is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftrun.monitor import signatures
+from ftrun.monitor.incident import ErrorRecord, Evidence, Incident, IncidentKind, RankExit
+
+ECHO_WINDOW_S = 5.0
+"""How much later than its echo a root cause may be seen. The peers of a dying process notice its closed
+sockets before the agent sees its exit: writing a core file or freeing the memory and device mappings of a
+large process takes seconds. 5 s is also the default grace after a failure, after which the agent kills."""
+
+_FINGERPRINT_LENGTH = 300
+_MESSAGE_LENGTH = 300
+_EXCEPTION_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt))(?:: (?P<message>.*))?$")
+# torch.distributed's excepthook puts it before each line of a traceback.
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What one rank's exit was, seen by itself."""
+
+    kind: IncidentKind
+    what: str
+    """Follows "rank 1 (pid 4242) "."""
+    hint: str = ""
+
+    @property
+    def is_echo(self) -> bool:
+        return self.kind is IncidentKind.COMMUNICATION_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """A failed exit with what is known around it."""
+
+    exit: RankExit
+    evidence: Evidence
+    verdict: _Verdict
+
+
+def diagnose(evidences: Sequence[Evidence]) -> Incident:
+    """The incident behind a failed round; `evidences` holds one entry per node, the first to fail first.
+
+    The root cause is the failure that happened first on its node. A communication error is the echo of
+    another rank's failure when there is one before it or within `ECHO_WINDOW_S` after it. Between nodes times
+    are not compared, since each node has its own clock: a failure that is no echo wins, then the order given.
+
+    Raises:
+        ValueError: Nothing failed: every exit is 0 or the agent's own doing.
+    """
+    roots = [root for evidence in evidences if (root := _root_of(evidence)) is not None]
+    if not roots:
+        raise ValueError("no rank failed by itself: every exit is 0 or was caused by the agent")
+    root = next((suspect for suspect in roots if not suspect.verdict.is_echo), roots[0])
+    others = [exit for evidence in evidences for exit in evidence.exits if exit is not root.exit]
+    collateral = tuple(exit for exit in others if exit.exit_code != 0 or exit.is_stopped_by_agent)
+    return Incident(
+        kind=root.verdict.kind,
+        round_number=root.evidence.round_number,
+        node=root.evidence.node,
+        culprit=root.exit,
+        reasons=_reasons(root, collateral),
+        fingerprint=fingerprint(root.verdict.kind, root.exit),
+        has_progressed=any(evidence.has_progressed for evidence in evidences),
+        collateral=collateral,
+    )
+
+
+def fingerprint(kind: IncidentKind, exit: RankExit) -> str:
+    """Equal for two failures that are the same: without numbers, addresses and names of temporary files."""
+    error = _error_of(exit)
+    if error is None:
+        return f"{kind.value}|{_exit_name(exit.exit_code)}"
+    text = error.message
+    for pattern, replacement in signatures.FINGERPRINT_NOISE:
+        text = pattern.sub(replacement, text)
+    return f"{kind.value}|{error.type_name}|{text.strip()[:_FINGERPRINT_LENGTH]}|{error.frame}"
+
+
+def _root_of(evidence: Evidence) -> _Suspect | None:
+    """The node's own first failure."""
+    failed = [exit for exit in evidence.exits if exit.exit_code != 0]
+    own = [exit for exit in failed if not exit.is_stopped_by_agent]
+    if not own:
+        return None
+    # The agent stops a group when it sees the first exit. A rank whose exception is older than that was
+    # failing by itself and was only slow to leave.
+    stop_at = min(exit.exited_at for exit in own)
+    slow = [exit for exit in failed if exit.is_stopped_by_agent and exit.error and exit.failed_at < stop_at]
+    suspects = _suspects([*own, *slow], evidence)
+    horizon = suspects[0].exit.failed_at + ECHO_WINDOW_S
+    window = [suspect for suspect in suspects if suspect.exit.failed_at <= horizon]
+    crashed = [exit for exit in failed if exit.exited_at <= horizon and _is_no_stop(exit, evidence)]
+    candidates = [*window, *_suspects(crashed, evidence)]
+    return next((suspect for suspect in candidates if not suspect.verdict.is_echo), suspects[0])
+
+
+def _suspects(exits: Sequence[RankExit], evidence: Evidence) -> list[_Suspect]:
+    ordered = sorted(exits, key=lambda exit: exit.failed_at)
+    return [_Suspect(exit, evidence, _judge(exit, evidence)) for exit in ordered]
+
+
+def _is_no_stop(exit: RankExit, evidence: Evidence) -> bool:
+    """Whether a rank that ended while the agent stopped the group must have died of something else.
+
+    Only asked when all others are echoes: a stopped process may also crash in its own tear-down.
+    """
+    is_crash = -exit.exit_code in signatures.CRASH_SIGNALS
+    is_oom = exit.exit_code == -signal.SIGKILL and evidence.oom_kills > 0
+    return exit.is_stopped_by_agent and (is_crash or is_oom)
+
+
+def _judge(exit: RankExit, evidence: Evidence) -> _Verdict:
+    # An uncaught exception is the cause even when the interpreter then died of a signal on its way out.
+    if (error := _error_of(exit)) is not None:
+        return _judge_exception(error, evidence, exit)
+    if exit.exit_code < 0:
+        return _judge_signal(-exit.exit_code, evidence, exit)
+    return _judge_exit_code(exit.exit_code, evidence, exit)
+
+
+def _judge_exception(error: ErrorRecord, evidence: Evidence, exit: RankExit) -> _Verdict:
+    for row in signatures.EXCEPTIONS:
+        if row.pattern.search(error.message) and (evidence.oom_kills > 0 or not row.needs_oom_kill):
+            is_oom = row.kind is IncidentKind.HOST_OOM
+            hint = _memory(evidence, exit) if is_oom else signatures.SIGNALS[signal.SIGBUS].hint
+            return _Verdict(row.kind, f"lost a data loader: {_shown(error)}", hint)
+    names = {error.type_name, *error.bases}
+    if names & (signatures.IMPORT_OR_SYNTAX_TYPES | signatures.IMPORT_OR_SYNTAX_SUBTYPES):
+        return _Verdict(IncidentKind.IMPORT_OR_SYNTAX_ERROR, f"raised {_shown(error)}")
+    if is_communication_error(error):
+        what = f"lost its connection to another rank: {_shown(error)}"
+        return _Verdict(IncidentKind.COMMUNICATION_ERROR, what)
+    oom = f"in the same round {_memory(evidence, exit)}" if evidence.oom_kills > 0 else ""
+    return _Verdict(IncidentKind.EXCEPTION, f"raised {_shown(error)}", oom)
+
+
+def is_communication_error(error: ErrorRecord) -> bool:
+    """Whether the exception says that another rank or the store is gone, by its type or by what it says."""
+    if {error.type_name, *error.bases} & signatures.COMMUNICATION_TYPES:
+        return True
+    if error.type_name not in signatures.COMMUNICATION_MESSAGE_TYPES:
+        return False
+    return any(row.pattern.search(error.message) for row in signatures.COMMUNICATION_MESSAGES)
+
+
+def _judge_signal(number: int, evidence: Evidence, exit: RankExit) -> _Verdict:
+    if number == signal.SIGKILL and evidence.oom_kills > 0:
+        what = f"was killed by SIGKILL because host memory ran out: {_memory(evidence, exit)}"
+        return _Verdict(IncidentKind.HOST_OOM, what)
+    row = signatures.SIGNALS.get(number, signatures.OTHER_SIGNAL)
+    if row.kind is IncidentKind.ABORT and (echo := _abort_echo(exit.stderr_tail)):
+        return _Verdict(IncidentKind.COMMUNICATION_ERROR, f"was taken down by c10d (SIGABRT): {echo}")
+    return _Verdict(row.kind, row.sentence.format(name=_exit_name(-number)), row.hint)
+
+
+def _judge_exit_code(code: int, evidence: Evidence, exit: RankExit) -> _Verdict:
+    number = code - 128
+    if not 0 < number < signal.NSIG:
+        return _Verdict(IncidentKind.EXIT_CODE, f"ended with exit code {code}")
+    shell = f"exit code {code}, by which a shell reports that its program was ended by {_exit_name(-number)}"
+    if number == signal.SIGKILL and evidence.oom_kills > 0:
+        return _Verdict(IncidentKind.HOST_OOM, f"ended with {shell}: {_memory(evidence, exit)}")
+    return _Verdict(IncidentKind.EXIT_CODE, f"ended with {shell}")
+
+
+def _abort_echo(tail: Sequence[str]) -> str:
+    """The stderr line that shows the abort to be another rank's doing; "" if none does."""
+    if any(row.pattern.search(line) for row in signatures.LOCAL_ABORTS for line in tail):
+        return ""
+    hits = (line for line in tail for row in signatures.COMMUNICATION_ABORTS if row.pattern.search(line))
+    return next(hits, "").strip()[:_MESSAGE_LENGTH]
+
+
+def _error_of(exit: RankExit) -> ErrorRecord | None:
+    """The recorded exception, else the one that ends a Python traceback on stderr (`--no-python`)."""
+    if exit.error is not None or exit.exit_code != 1:
+        return exit.error
+    lines = [_RANK_PREFIX.sub("", line) for line in exit.stderr_tail if line.strip()]
+    has_traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
+    match = _EXCEPTION_LINE.match(lines[-1]) if has_traceback else None
+    if match is None:
+        return None
+    return ErrorRecord(match["type"].rpartition(".")[2], match["message"] or "", "\n".join(lines))
+
+
+def _reasons(root: _Suspect, collateral: Sequence[RankExit]) -> tuple[str, ...]:
+    exit, verdict = root.exit, root.verdict
+    reasons = [f"rank {exit.rank} (pid {exit.pid}) {verdict.what}"]
+    if verdict.hint:
+        reasons.append(verdict.hint)
+    reasons.append(
+        f"it had done {_count(exit.steps, 'step')} in round {root.evidence.round_number}"
+        if exit.steps
+        else f"it had not done a step in round {root.evidence.round_number}"
+    )
+    if collateral:
+        ranks = ", ".join(str(other.rank) for other in sorted(collateral, key=lambda e: e.rank))
+        reasons.append(f"{_count(len(collateral), 'other rank')} fell with it: {ranks}")
+    return tuple(reasons)
+
+
+def _memory(evidence: Evidence, exit: RankExit) -> str:
+    parts = [f"the kernel counted {_count(evidence.oom_kills, 'OOM kill')} in this cgroup"]
+    if evidence.memory_limit_bytes is not None:
+        parts.append(f"memory limit {format_bytes(evidence.memory_limit_bytes)}")
+    if exit.max_rss_bytes > 0:
+        parts.append(f"largest resident size of rank {exit.rank} {format_bytes(exit.max_rss_bytes)}")
+    return ", ".join(parts)
+
+
+def format_bytes(count: int) -> str:
+    """A size for people, in binary units: "1.5 GiB"."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} KiB"
+
+
+def _shown(error: ErrorRecord) -> str:
+    message = " ".join(error.message.split())
+    short = message if len(message) <= _MESSAGE_LENGTH else f"{message[:_MESSAGE_LENGTH]}..."
+    text = ": ".join(part for part in (error.type_name, short) if part)
+    return f"{text} ({error.frame})" if error.frame else text
+
+
+def _exit_name(exit_code: int) -> str:
+    """ "SIGKILL" for -9, "exit code 3" for 3."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,340 @@
+"""The closed vocabulary of the journal: one frozen dataclass per kind of event.
+
+Only the words: `ftrun.monitor.records` gives them their JSON form, `ftrun.monitor.journal` writes and reads
+them, `ftrun.monitor.log` shows them, and docs/events.md is generated from here (`python -m
+ftrun.monitor.events_doc`).
+
+Units are in the names: `_s` seconds. Ranks are global, local ranks and pids are of the record's node. Values
+of environment variables never appear in an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, TypeAlias
+
+JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
+
+Round: TypeAlias = Annotated[int, "Number of the round, from 0 over the whole job."]
+Rank: TypeAlias = Annotated[int, "Global rank."]
+LocalRank: TypeAlias = Annotated[int, "Rank on this node."]
+Pid: TypeAlias = Annotated[int, "Process id on this node."]
+Reason: TypeAlias = Annotated[str, "Why, as a sentence a person can read."]
+RestartCount: TypeAlias = Annotated[int, "Restarts of the job so far."]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Base of all events; `kind` is the name in the journal, dotted past tense."""
+
+    kind: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Event):
+    """The agent has read its configuration and begins."""
+
+    kind: ClassVar[str] = "run.started"
+    run_id: Annotated[str, "Name of the run (--rdzv-id, or a random one)."]
+    script: Annotated[str, "Training script, module or program."]
+    argv_count: Annotated[int, "Number of the script's arguments; the arguments themselves are not recorded."]
+    nproc_per_node: Annotated[int, "Workers on this node."]
+    nproc_reason: Annotated[str, "How that number came about."]
+    agent_pid: Annotated[int, "Process id of the agent."]
+    ftrun_version: Annotated[str, "Version of ftrun."]
+    python_version: Annotated[str, "Version of the agent's Python."]
+
+
+@dataclass(frozen=True, slots=True)
+class OptionIgnored(Event):
+    """An option was accepted and has no effect."""
+
+    kind: ClassVar[str] = "option.ignored"
+    name: Annotated[str, "The option as it was typed."]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentDefaulted(Event):
+    """A variable that the user had not set was set for the workers, as torchrun does."""
+
+    kind: ClassVar[str] = "environment.defaulted"
+    name: Annotated[str, "Name of the variable."]
+    value: Annotated[str, "Its value, which is ftrun's own and never the user's."]
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyStarted(Event):
+    """A worker process was spawned and waits for its rank."""
+
+    kind: ClassVar[str] = "standby.started"
+    pid: Pid
+    is_cold: Annotated[bool, "It preloads nothing."]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReadied(Event):
+    """A standby has finished its imports."""
+
+    kind: ClassVar[str] = "standby.readied"
+    pid: Pid
+    preload_s: Annotated[float, "Seconds that the imports took."]
+    module_count: Annotated[int, "Modules it was asked to import."]
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyDiscarded(Event):
+    """A standby was thrown away unused."""
+
+    kind: ClassVar[str] = "standby.discarded"
+    pid: Pid
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StandbySuspended(Event):
+    """The pool of standbys is not refilled for now."""
+
+    kind: ClassVar[str] = "standby.suspended"
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadLearned(Event):
+    """A worker told which modules this script really imports; later standbys preload them."""
+
+    kind: ClassVar[str] = "preload.learned"
+    module_count: Annotated[int, "Modules in the new list."]
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadReduced(Event):
+    """A module was taken off the preload list."""
+
+    kind: ClassVar[str] = "preload.reduced"
+    module: Annotated[str, "Name of the module."]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed(Event):
+    """Everyone who takes part in the round is known; its workers are about to start."""
+
+    kind: ClassVar[str] = "round.closed"
+    round: Round
+    world_size: Annotated[int, "Ranks of the round."]
+    restart_count: RestartCount
+    master_addr: Annotated[str, "Address of the workers' store (MASTER_ADDR)."]
+    master_port: Annotated[int, "Port of the workers' store (MASTER_PORT)."]
+    resume_from: Annotated[str | None, "Checkpoint handed to all ranks; null if there is none."]
+    resume_step: Annotated[int | None, "Step of that checkpoint; null if its name tells none."]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSkipped(Event):
+    """A checkpoint was not considered because it is not whole."""
+
+    kind: ClassVar[str] = "checkpoint.skipped"
+    path: Annotated[str, "Directory of the checkpoint."]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted(Event):
+    """A worker was told its rank and runs the script."""
+
+    kind: ClassVar[str] = "worker.started"
+    round: Round
+    rank: Rank
+    local_rank: LocalRank
+    pid: Pid
+    is_warm: Annotated[bool, "It had done its imports as a standby."]
+    reason: Annotated[str, "Why it was warm or cold."]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgressed(Event):
+    """A worker made its first progress of the round: an optimizer step, a heartbeat or a checkpoint."""
+
+    kind: ClassVar[str] = "worker.progressed"
+    round: Round
+    rank: Rank
+    step: Annotated[int | None, "Training step as the script reported it; null if it reports none."]
+    since_start_s: Annotated[float, "Seconds since the worker was told its rank."]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExited(Event):
+    """A worker's process has ended."""
+
+    kind: ClassVar[str] = "worker.exited"
+    round: Round
+    rank: Rank
+    local_rank: LocalRank
+    pid: Pid
+    exit_code: Annotated[int, "0 to 255, or -n for death by signal n."]
+    signal_name: Annotated[str | None, "Name of that signal; null for an ordinary exit."]
+    is_stopped_by_agent: Annotated[bool, "The agent had already begun to stop the group."]
+    steps: Annotated[int, "Optimizer steps (or heartbeats) in this round."]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnkillable(Event):
+    """A worker is still there after SIGKILL and the time allowed for it."""
+
+    kind: ClassVar[str] = "worker.unkillable"
+    round: Round
+    rank: Rank
+    pid: Pid
+    state: Annotated[str, "State letter from /proc, D for uninterruptible sleep."]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStopped(Event):
+    """All workers of the round are gone."""
+
+    kind: ClassVar[str] = "round.stopped"
+    round: Round
+    cause: Annotated[str, "What ended the round: a kind of incident, a signal or success."]
+    stop_s: Annotated[float, "Seconds from the decision to stop to the end of the last worker."]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSwept(Event):
+    """A process that a worker left behind was ended."""
+
+    kind: ClassVar[str] = "process.swept"
+    round: Round
+    pid: Pid
+    command: Annotated[str, "Executable and first argument."]
+    how: Annotated[str, "How it was found and ended."]
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentDiagnosed(Event):
+    """The cause of a failed round."""
+
+    kind: ClassVar[str] = "incident.diagnosed"
+    round: Round
+    incident_kind: Annotated[str, "What happened: a value of ftrun.monitor.incident.IncidentKind."]
+    culprit_rank: Annotated[int, "Rank that failed first."]
+    culprit_local_rank: Annotated[int, "Its rank on its node."]
+    culprit_pid: Annotated[int, "Its process id."]
+    exit_code: Annotated[int, "Its exit code; -n for death by signal n."]
+    reasons: Annotated[tuple[str, ...], "Sentences a person can read, the most important first."]
+    fingerprint: Annotated[str, "Equal for two failures that are the same."]
+    has_progressed: Annotated[bool, "Some rank made progress in the round."]
+    collateral_ranks: Annotated[tuple[int, ...], "Ranks that only fell with it."]
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDecided(Event):
+    """What is done about an incident; written before it is done."""
+
+    kind: ClassVar[str] = "restart.decided"
+    round: Annotated[int, "Round that failed."]
+    action: Annotated[str, "What is done, e.g. restart or stop."]
+    reason: Reason
+    delay_s: Annotated[float, "Pause before the restart, seconds."]
+    restart_count: Annotated[int, "Restarts of the job, this one included."]
+    max_restarts: Annotated[int, "Restarts allowed."]
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryCompleted(Event):
+    """Training moves again after a failure: the first step of the new round is done on every rank."""
+
+    kind: ClassVar[str] = "recovery.completed"
+    round: Annotated[int, "The new round."]
+    cause: Annotated[str, "Kind of the incident recovered from."]
+    culprit_rank: Annotated[int | None, "Rank that had failed; null if no single rank had."]
+    detect_s: Annotated[
+        float | None, "Seconds from the failure until the agent saw it; null when its own time is unknown."
+    ]
+    stop_s: Annotated[float, "Seconds until the last worker of the failed round was gone."]
+    start_s: Annotated[float, "Seconds from then until the new workers ran the script."]
+    first_step_s: Annotated[float, "Seconds from then until the first step was done."]
+    total_s: Annotated[float, "Seconds from when the failure was seen to the first step."]
+    steps_redone: Annotated[int | None, "Steps trained a second time; null if unknown."]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalReceived(Event):
+    """The agent was told to end the job."""
+
+    kind: ClassVar[str] = "signal.received"
+    signal_name: Annotated[str, "Name of the signal."]
+    grace_s: Annotated[float, "Seconds that the workers have before SIGKILL."]
+    count: Annotated[int, "How many such signals have come, this one included."]
+
+
+@dataclass(frozen=True, slots=True)
+class SignalForwarded(Event):
+    """A signal was passed on to the workers; the job goes on."""
+
+    kind: ClassVar[str] = "signal.forwarded"
+    signal_name: Annotated[str, "Name of the signal."]
+    ranks: Annotated[tuple[int, ...], "Ranks that got it."]
+    skipped_ranks: Annotated[tuple[int, ...], "Ranks that did not, because they have no handler for it yet."]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputDegraded(Event):
+    """Some output of the workers is not kept or not shown; the job goes on."""
+
+    kind: ClassVar[str] = "output.degraded"
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed(Event):
+    """The workers' store cannot be served; init_process_group will fail in every rank."""
+
+    kind: ClassVar[str] = "store.failed"
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class NumaDegraded(Event):
+    """NUMA binding was asked for and is not done; the job goes on."""
+
+    kind: ClassVar[str] = "numa.degraded"
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class LogLocated(Event):
+    """Where the workers' log files are."""
+
+    kind: ClassVar[str] = "log.located"
+    path: Annotated[str, "Directory of the log files."]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
+    """The job is over on this node."""
+
+    kind: ClassVar[str] = "run.ended"
+    exit_code: Annotated[int, "Exit code of the agent."]
+    reason: Reason
+    restart_count: RestartCount
+    duration_s: Annotated[float, "Seconds since the run started."]
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownEvent(Event):
+    """An event of another version of ftrun, as it was read; never written anew."""
+
+    name: str
+    fields: Mapping[str, JsonValue]
+
+
+VOCABULARY: tuple[type[Event], ...] = (
+    RunStarted, OptionIgnored, EnvironmentDefaulted, StandbyStarted, StandbyReadied, StandbyDiscarded,
+    StandbySuspended, PreloadLearned, PreloadReduced, RoundClosed, CheckpointSkipped, WorkerStarted, WorkerProgressed,
+    WorkerExited, WorkerUnkillable, RoundStopped, ProcessSwept, IncidentDiagnosed, RestartDecided,
+    RecoveryCompleted, SignalReceived, SignalForwarded, OutputDegraded, StoreFailed, NumaDegraded, LogLocated,
+    RunEnded,
+)  # fmt: skip

@@ -1,0 +1,105 @@
+"""What is known of a failure: evidence per node, and the incident that diagnosis makes of it.
+
+Pure data; gathered by `ftrun.launcher.evidence`, judged by `ftrun.monitor.diagnosis`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRecord:
+    """An uncaught exception as the worker recorded it in its error file.
+
+    The file format is torch elastic's (`TORCHELASTIC_ERROR_FILE`, written by `@record`); the worker start-up
+    code adds `frame`, `bases` and `recorded_at`, which files written by torch's own handler lack.
+    """
+
+    type_name: str
+    """Class name of the exception, e.g. "ValueError"; "" when the file holds only a text."""
+    message: str
+    traceback: str
+    frame: str = ""
+    """Innermost frame in the user's own code: "train.py:31 in step"; "" if unknown."""
+    bases: tuple[str, ...] = ()
+    """Class names of the exception's method resolution order, without the class itself."""
+    recorded_at: float | None = None
+    """CLOCK_MONOTONIC of this node, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How one worker of a round ended (per rank)."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    """As `subprocess` has it: 0 to 255, or -n for death by signal n."""
+    exited_at: float
+    """CLOCK_MONOTONIC of this node when the agent saw the exit, seconds."""
+    is_stopped_by_agent: bool
+    """The agent had already begun to stop the group when this worker ended."""
+    error: ErrorRecord | None = None
+    error_file: str = ""
+    stderr_tail: tuple[str, ...] = ()
+    """Last lines that the worker wrote to stderr, oldest first."""
+    max_rss_bytes: int = 0
+    steps: int = 0
+    """Optimizer steps (or client heartbeats) in this round."""
+
+    @property
+    def failed_at(self) -> float:
+        """Best known time of the failure itself: the exception's, else the exit's (CLOCK_MONOTONIC, s)."""
+        if self.error is not None and self.error.recorded_at is not None:
+            return self.error.recorded_at
+        return self.exited_at
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one node's agent saw of the end of a round (per node)."""
+
+    node: str
+    round_number: int
+    exits: tuple[RankExit, ...]
+    has_progressed: bool
+    """Some rank of this node made progress in the round: an optimizer step, a heartbeat or a checkpoint."""
+    oom_kills: int = 0
+    """Growth of the cgroup's oom_kill counter over the round."""
+    memory_limit_bytes: int | None = None
+    """Memory limit of that cgroup; None if there is none or it cannot be read."""
+
+
+class IncidentKind(Enum):
+    """What happened, in the words that the restart log uses."""
+
+    EXCEPTION = "exception"
+    IMPORT_OR_SYNTAX_ERROR = "import_or_syntax_error"
+    COMMUNICATION_ERROR = "communication_error"
+    HOST_OOM = "host_oom"
+    SEGFAULT = "segfault"
+    ABORT = "abort"
+    BUS_ERROR = "bus_error"
+    KILLED = "killed"
+    SIGNAL = "signal"
+    EXIT_CODE = "exit_code"
+    UNKILLABLE = "unkillable"
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One cause of failure, with the ranks that only fell with it."""
+
+    kind: IncidentKind
+    round_number: int
+    node: str
+    culprit: RankExit
+    reasons: tuple[str, ...]
+    """Sentences a person can read, the most important first."""
+    fingerprint: str
+    """Equal for two failures that are the same: kind, type, message without numbers, innermost user frame."""
+    has_progressed: bool
+    collateral: tuple[RankExit, ...] = ()

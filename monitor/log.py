@@ -1,0 +1,230 @@
+"""What the agent says on the terminal: the journal's events, rendered by structlog.
+
+The one place that sets structlog up. It is imported when the first line is written, not before: that costs
+tens of milliseconds, which the start of the workers must not wait for.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from ftrun.monitor import events as ev
+from ftrun.monitor.records import Record, to_json
+
+if TYPE_CHECKING:
+    from structlog.typing import EventDict
+
+LogFormat = Literal["human", "json"]
+
+# The numbers of Python's logging, which is not imported for them.
+DEBUG, INFO, WARNING, ERROR, CRITICAL = 10, 20, 30, 40, 50
+_LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "ERROR": ERROR, "CRITICAL": CRITICAL}
+
+# An incident is not among them: the decision about it begins with its first sentence.
+_ALWAYS = (
+    ev.RunStarted, ev.OptionIgnored, ev.EnvironmentDefaulted, ev.CheckpointSkipped, ev.WorkerUnkillable,
+    ev.ProcessSwept, ev.RestartDecided, ev.RecoveryCompleted, ev.SignalReceived, ev.OutputDegraded,
+    ev.StoreFailed, ev.NumaDegraded,
+)  # fmt: skip
+_DETAIL = (ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent)
+
+
+class Terminal:
+    """Shows records, one line each, on a text stream; a closed or full stream loses lines, never the job."""
+
+    def __init__(self, log_format: LogFormat, stream: TextIO, level: int) -> None:
+        self._is_json = log_format == "json"
+        self._stream = stream
+        self._level = level
+        self._emit: Callable[..., None] | None = None
+
+    def show(self, record: Record) -> None:
+        """Write the record if it matters here: JSON takes all, a person what the level lets through."""
+        if not self._is_json and level_of(record.event) < self._level:
+            return
+        if self._emit is None:
+            self._emit = _make_emitter(self._stream, render_json if self._is_json else render_human)
+        try:
+            self._emit(record)
+        except (OSError, ValueError):
+            # The terminal is gone (EPIPE, closed file) or cannot encode; the journal has the record.
+            return
+
+
+def configure(log_format: LogFormat, stream: TextIO, level: int = WARNING) -> Terminal:
+    """The agent's terminal; `level` as from `level_from`."""
+    return Terminal(log_format, stream, level)
+
+
+def level_from(environ: Mapping[str, str]) -> int:
+    """The level that LOGLEVEL asks for, a name or a number, WARNING without it (torchrun's variable)."""
+    text = environ.get("LOGLEVEL", "").strip().upper()
+    if text.isdecimal():
+        return int(text)
+    return _LEVELS.get(text, WARNING)
+
+
+def level_of(event: ev.Event) -> int:
+    """How much the event matters to a person at the terminal, on the scale of Python's logging."""
+    if isinstance(event, _DETAIL):
+        return DEBUG
+    if isinstance(event, ev.RunEnded):
+        has_news = event.exit_code != 0 or event.restart_count > 0
+        return WARNING if has_news else INFO
+    if isinstance(event, ev.RoundClosed):
+        return INFO if event.resume_from is None else WARNING
+    return WARNING if isinstance(event, _ALWAYS) else INFO
+
+
+def render_human(record: Record) -> str:
+    """`[ftrun 12:01:03] sentence`, in local time."""
+    clock = time.strftime("%H:%M:%S", time.localtime(record.ts))
+    return f"[ftrun {clock}] {sentence(record.event)}"
+
+
+def render_json(record: Record) -> str:
+    """The record as it stands in the journal."""
+    return to_json(record)
+
+
+def sentence(event: ev.Event) -> str:
+    """The event in words, one line, without the time."""
+    text = _job_sentence(event) or _worker_sentence(event) or _trouble_sentence(event)
+    # A line break in a path or an exception's text must not make a second, unmarked line.
+    return " ".join(text.split("\n")) if text else f"{event.kind}: {event}"
+
+
+def _job_sentence(event: ev.Event) -> str:
+    match event:
+        case ev.RunStarted():
+            return (
+                f"run {event.run_id}: {event.script} with {event.nproc_per_node} "
+                f"{_plural('worker', event.nproc_per_node)} on this node ({event.nproc_reason})"
+            )
+        case ev.RoundClosed():
+            resume = f", resuming from {event.resume_from}" if event.resume_from else ""
+            return (
+                f"round {event.round}: {event.world_size} {_plural('rank', event.world_size)}, "
+                f"store at {event.master_addr}:{event.master_port}{resume}"
+            )
+        case ev.RoundStopped():
+            return f"round {event.round} is over ({event.cause}): workers gone in {event.stop_s:.2f} s"
+        case ev.IncidentDiagnosed():
+            return "; ".join(event.reasons) or f"rank {event.culprit_rank} failed ({event.incident_kind})"
+        case ev.RestartDecided():
+            return _decision_sentence(event)
+        case ev.RecoveryCompleted():
+            return _recovery_sentence(event)
+        case ev.SignalReceived():
+            again = f" ({event.count} times now)" if event.count > 1 else ""
+            return f"received {event.signal_name}{again}: ending the job, grace {event.grace_s:g} s"
+        case ev.SignalForwarded():
+            skipped = f"; not to {_ranks(event.skipped_ranks)}" if event.skipped_ranks else ""
+            return f"passed {event.signal_name} on to {_ranks(event.ranks)}{skipped}"
+        case ev.LogLocated():
+            return f"logs of the workers: {event.path}"
+        case ev.RunEnded():
+            restarts = f"{event.restart_count} {_plural('restart', event.restart_count)}"
+            after = f"after {event.duration_s:.1f} s, {restarts}"
+            return f"ended with exit code {event.exit_code} {after}: {event.reason}"
+    return ""
+
+
+def _worker_sentence(event: ev.Event) -> str:
+    match event:
+        case ev.StandbyStarted():
+            return f"standby {event.pid} started {'cold' if event.is_cold else 'warm'}: {event.reason}"
+        case ev.StandbyReadied():
+            return f"standby {event.pid} is ready: {event.module_count} modules in {event.preload_s:.2f} s"
+        case ev.StandbyDiscarded():
+            return f"standby {event.pid} was thrown away: {event.reason}"
+        case ev.StandbySuspended():
+            return f"no standbys for now: {event.reason}"
+        case ev.PreloadLearned():
+            return f"standbys will preload {event.module_count} modules that this script has imported"
+        case ev.PreloadReduced():
+            return f"standbys will not preload {event.module}: {event.reason}"
+        case ev.WorkerStarted():
+            how = "warm" if event.is_warm else "cold"
+            return f"rank {event.rank} started {how} as pid {event.pid}: {event.reason}"
+        case ev.WorkerProgressed():
+            step = "" if event.step is None else f" (step {event.step})"
+            first = f"made its first progress of round {event.round}{step}"
+            return f"rank {event.rank} {first} after {event.since_start_s:.2f} s"
+        case ev.WorkerExited():
+            how = f"by {event.signal_name}" if event.signal_name else f"with exit code {event.exit_code}"
+            stopped = ", stopped by the agent" if event.is_stopped_by_agent else ""
+            return f"rank {event.rank} (pid {event.pid}) ended {how}{stopped}, {event.steps} steps"
+        case ev.WorkerUnkillable():
+            return f"rank {event.rank} (pid {event.pid}) does not die of SIGKILL (state {event.state})"
+    return ""
+
+
+def _trouble_sentence(event: ev.Event) -> str:
+    match event:
+        case ev.OptionIgnored():
+            return f"{event.name} has no effect: {event.reason}"
+        case ev.EnvironmentDefaulted():
+            # torchrun's words, which tools look for.
+            words = f"Setting {event.name} environment variable for each process"
+            return f"{words} to {event.value}, since it is not set"
+        case ev.StoreFailed():
+            return f"the workers' store cannot be served: {event.reason}"
+        case ev.CheckpointSkipped():
+            return f"checkpoint {event.path} is not used: {event.reason}"
+        case ev.ProcessSwept():
+            process = f"{event.command} (pid {event.pid})"
+            return f"ended a process left behind in round {event.round}: {process}, {event.how}"
+        case ev.OutputDegraded():
+            return f"output: {event.reason}"
+        case ev.NumaDegraded():
+            return f"NUMA binding is off: {event.reason}"
+        case ev.UnknownEvent():
+            return f"{event.name}: {json.dumps(dict(event.fields))}"
+    return ""
+
+
+def _decision_sentence(event: ev.RestartDecided) -> str:
+    if event.action != "restart":
+        return f"{event.action}: {event.reason}"
+    count = f"restart {event.restart_count} of {event.max_restarts}"
+    return event.reason if event.reason.startswith(count) else f"{count}: {event.reason}"
+
+
+def _recovery_sentence(event: ev.RecoveryCompleted) -> str:
+    parts = f"stop {event.stop_s:.2f}, start {event.start_s:.2f}, first step {event.first_step_s:.2f}"
+    if event.detect_s is not None:
+        parts = f"detect {event.detect_s:.2f}, {parts}"
+    steps = event.steps_redone
+    redone = "" if steps is None else f"; {steps} {_plural('step', steps)} redone"
+    after = f"{event.total_s:.2f} s after the failure was seen ({parts})"
+    return f"back in training: round {event.round}, {after}{redone}"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    if not ranks:
+        return "no rank"
+    return f"{_plural('rank', len(ranks))} {', '.join(map(str, ranks))}"
+
+
+def _make_emitter(stream: TextIO, render: Callable[[Record], str]) -> Callable[[Record], None]:
+    import structlog
+
+    def to_line(logger: object, method: str, entry: EventDict) -> str:
+        record = entry["record"]
+        assert isinstance(record, Record)
+        return render(record)
+
+    logger = structlog.wrap_logger(structlog.WriteLogger(stream), processors=[to_line])
+
+    def emit(record: Record) -> None:
+        logger.msg(record.event.kind, record=record)
+
+    return emit

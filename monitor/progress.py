@@ -1,0 +1,129 @@
+"""Sees a script's first progress without any edit to it, and what the script had imported by then.
+
+Runs in the worker. Does not import torch: it waits for the script (or the preloading) to do so.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+
+    from ftrun.monitor.page_writer import PageWriter
+
+_OPTIMIZER_MODULE = "torch.optim.optimizer"
+
+
+def watch_optimizer(page: PageWriter) -> None:
+    """Counts each optimizer step of this process on `page`, now or as soon as torch gets imported."""
+    module = sys.modules.get(_OPTIMIZER_MODULE)
+    if module is None:
+        sys.meta_path.insert(0, cast(importlib.machinery.PathFinder, _OptimizerFinder(page)))
+    else:
+        _count_steps(module, page)
+
+
+def _count_steps(optimizer_module: ModuleType, page: PageWriter) -> None:
+    def count(optimizer: object, args: object, kwargs: object) -> None:
+        page.mark_optimizer_step()
+
+    optimizer_module.register_optimizer_step_post_hook(count)
+
+
+class _OptimizerFinder:
+    """A meta-path finder that acts once, when torch's optimizer module is looked for."""
+
+    def __init__(self, page: PageWriter) -> None:
+        self._page = page
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _OPTIMIZER_MODULE:
+            return None
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = cast("Loader", _CountingLoader(spec.loader, self._page))
+        return spec
+
+
+class _CountingLoader:
+    """Loads with the real loader, steps aside for it, and then registers the step counter."""
+
+    def __init__(self, loader: Loader, page: PageWriter) -> None:
+        self._loader = loader
+        self._page = page
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        _count_steps(module, self._page)
+
+
+def library_directories() -> tuple[str, ...]:
+    """Where the standard library and installed packages live, each with a trailing slash."""
+    paths = sysconfig.get_paths()
+    found = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += site.getsitepackages()
+    if site.ENABLE_USER_SITE:
+        found.append(site.getusersitepackages())
+    return tuple({f"{variant}/": None for path in found for variant in (path, os.path.realpath(path))})
+
+
+def importable_names(directory: str) -> frozenset[str]:
+    """Top-level modules that `directory` offers if it comes first on sys.path: modules and regular packages.
+
+    A directory without __init__ does not count: installed packages win over namespace packages.
+    """
+    suffixes = importlib.machinery.all_suffixes()
+    names = set()
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if any(os.path.exists(f"{entry.path}/__init__{suffix}") for suffix in suffixes):
+                    names.add(entry.name)
+                names.update(entry.name.removesuffix(s) for s in suffixes if entry.name.endswith(s))
+    except OSError:
+        return frozenset()
+    return frozenset(names)
+
+
+def imported_library_modules(script_directory: str | None) -> tuple[str, ...]:
+    """Names that could be imported ahead in another process: those whose file belongs to a library.
+
+    In order of loading. Left out are the user's own modules, ftrun's, aliases, whatever `script_directory`
+    (what the script has as sys.path[0]) shadows, and the module that runs as `__main__`.
+    """
+    libraries = library_directories()
+    shadowed = importable_names(script_directory) if script_directory is not None else frozenset()
+    main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    left_out = {"__main__", "__mp_main__", main_spec.name if main_spec is not None else ""}
+    return tuple(
+        name
+        for name, module in list(sys.modules.items())
+        if name not in left_out
+        and name.partition(".")[0] not in shadowed | {"ftrun"}
+        and _comes_from(module, name, libraries)
+    )
+
+
+def _comes_from(module: object, name: str, directories: tuple[str, ...]) -> bool:
+    # Through __dict__, since modules that load lazily run code when asked for an attribute.
+    spec = module.__dict__.get("__spec__") if isinstance(module, ModuleType) else None
+    if not isinstance(spec, importlib.machinery.ModuleSpec) or spec.name != name or not spec.has_location:
+        return False
+    return spec.origin is not None and spec.origin.startswith(directories)
