@@ -292,6 +292,6 @@ def known_launchers() -> dict[str, Launcher]:
         Launcher("torchrun", (str(binaries / "torchrun"), *workers), elastic, fresh_store),
         Launcher("torchrun-default", (str(binaries / "torchrun"), *workers), elastic),
         Launcher("ft_launcher", (str(binaries / "ft_launcher"), *workers, *rendezvous), elastic),
-        Launcher("ftrun", (str(binaries / "ftrun"), *workers), re.compile(r"worker[. ]exited")),
+        Launcher("ftrun", (str(binaries / "ftrun"), *workers), re.compile(r"restart \d+ of \d+: ")),
     )
     return {launcher.name: launcher for launcher in launchers}

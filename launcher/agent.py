@@ -102,6 +102,8 @@ class Agent:
                 self._pool.read(source)
             else:
                 self._read_worker(worker)
+            if source.has_hung_up:  # it would be readable for ever
+                self._watcher.remove(source.control.fileno())
 
     def _take_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCHLD:
@@ -132,8 +134,10 @@ class Agent:
     def _read_worker(self, worker: Worker) -> None:
         try:
             messages = worker.standby.read()
-        except ControlError:
-            messages = []  # garbage from a worker is no reason to end it; it is just not listened to any more
+        except (ControlError, EOFError):
+            # Neither garbage nor silence (the script is another program) is a reason to end a worker; it is
+            # just not listened to any more.
+            messages = []
             self._watcher.remove(worker.standby.control.fileno())
         for message in messages:
             if isinstance(message, Progress):
@@ -185,6 +189,7 @@ class Agent:
 
     def _note_exit(self, worker: Worker) -> None:
         exit_code = worker.exit_code or 0
+        self._read_worker(worker)
         self._pool.forget(worker.standby)
         if self.state.phase is Phase.RUNNING or self.state.phase is Phase.STOPPING:
             self._advance(rendezvous.RankExited(worker.local_rank, exit_code))

@@ -18,7 +18,7 @@ from ftrun.monitor.incident import ErrorRecord
 MAX_ERROR_FILE_BYTES = 4 << 20
 """Larger error files are not read: a message of such a size is a dumped tensor, not an explanation."""
 
-_TYPED_TEXT = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?|$)(?P<message>.*)", re.DOTALL)
+_TYPED_TEXT = re.compile(r"(?:\w+\.)*(?P<type>[A-Za-z_]\w*)(?:: ?|$)(?P<message>.*)", re.DOTALL)
 _LOOKS_LIKE_EXCEPTION = re.compile(r"(Error|Exception|Interrupt|Warning|Exit)$")
 
 
@@ -47,14 +47,15 @@ def _read_bounded(path: str | Path) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return b""
-    with open(fd, "rb") as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_ERROR_FILE_BYTES:
             return b""
-        try:
-            return file.read(MAX_ERROR_FILE_BYTES)
-        except OSError:
-            return b""
+        return os.read(fd, MAX_ERROR_FILE_BYTES)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
 
 
 def _plain_record(text: str) -> ErrorRecord:
@@ -101,9 +102,7 @@ class OomCounter:
     cgroup-v2.rst.
     """
 
-    def __init__(
-        self, proc_root: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")
-    ) -> None:
+    def __init__(self, proc_root: Path = Path("/proc"), cgroup_root: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc_root = proc_root
         self._cgroup_root = cgroup_root
 

@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -259,8 +260,12 @@ def _run_dir(config: Config, run_id: str) -> Path:
     """Where the journal and, unless told otherwise, the logs go (XDG Base Directory Specification)."""
     if config.ftrun.run_dir is not None:
         return Path(config.ftrun.run_dir).absolute()
-    state_home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state_home) / "ftrun" / re.sub(r"[^\w.+-]", "_", run_id)
+    state_home = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    with contextlib.suppress(OSError):
+        (state_home / "ftrun").mkdir(parents=True, exist_ok=True)
+    if not os.access(state_home / "ftrun", os.W_OK):  # containers often have no home that can be written
+        state_home = Path(tempfile.gettempdir()) / f"ftrun-{os.geteuid()}"
+    return state_home / "ftrun" / re.sub(r"[^\w.+-]", "_", run_id)
 
 
 def _copy_error_file(error_file: str, own_error_file: str | None) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftrun.launcher import environment, numa
-from ftrun.launcher.checkpoint import CheckpointChoice, find_newest_whole
+from ftrun.launcher.checkpoint import find_newest_whole
+from ftrun.launcher.checkpoint_choice import CheckpointChoice, SkippedCheckpoint
 from ftrun.launcher.config import LaunchOptions
 from ftrun.launcher.evidence import OomCounter, read_error_file
 from ftrun.launcher.logs import RunLogs
@@ -65,6 +66,7 @@ class Rounds:
         self._oom = oom
         self._record = record
         self._oom_kills_before = 0
+        self._told_skipped: set[SkippedCheckpoint] = set()
         self.plan: Plan | None = None
         self.poll = group.poll
         self.remains = group.remains
@@ -112,8 +114,9 @@ class Rounds:
         if self._setting.checkpoint_dir is None:
             return CheckpointChoice(None, None, ())
         choice = find_newest_whole(self._setting.checkpoint_dir)
-        for path, reason in choice.skipped:
-            self._record(events.CheckpointSkipped(str(path), reason))
+        for skipped in set(choice.skipped) - self._told_skipped:  # once each, not at every restart
+            self._record(events.CheckpointSkipped(str(skipped.path), skipped.reason))
+        self._told_skipped |= set(choice.skipped)
         return choice
 
     def _start_workers(self, plan: Plan) -> None:

@@ -21,13 +21,15 @@ _BOOT = Path(__file__).with_name("worker_main.py")
 class Standby:
     """A worker process before it has a rank. `modules` empty means that it starts cold."""
 
-    __slots__ = ("_reader", "control", "modules", "process", "ready")
+    __slots__ = ("_reader", "control", "has_hung_up", "modules", "process", "ready")
 
     def __init__(self, child: process.Process, control: socket.socket, modules: Sequence[str]) -> None:
         self.process = child
         self.control = control
         self.modules = tuple(modules)
         self.ready: Ready | None = None
+        self.has_hung_up = False
+        """Its end of the control socket is closed, as by a script that closes all descriptors or by exec."""
         self._reader = FrameReader()
 
     @property
@@ -53,8 +55,11 @@ class Standby:
         """
         try:
             data = self.control.recv(1 << 20, socket.MSG_DONTWAIT)
-        except (BlockingIOError, ConnectionResetError):
+        except BlockingIOError:
             return []
+        except ConnectionResetError:
+            data = b""
+        self.has_hung_up = not data
         return self._reader.feed(data)
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ from a start or a recovery.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 
 from ftrun.launcher import priority
@@ -114,6 +115,11 @@ class StandbyPool:
         except ControlError as error:
             self.discard(standby, str(error))
             return
+        except EOFError:
+            # It is ending, and `sweep` tells how; if a library closed the socket, it can never be used.
+            self._watcher.remove(standby.control.fileno())
+            standby.process.signal(signal.SIGKILL)
+            return
         for message in messages:
             if isinstance(message, Ready):
                 self._judge(standby, message)
@@ -121,7 +127,7 @@ class StandbyPool:
     def sweep(self) -> None:
         """Throw away standbys that have died."""
         for standby in [one for one in self._waiting if one.process.poll() is not None]:
-            self.discard(standby, f"ended by itself with exit code {standby.process.poll()} while it waited")
+            self.discard(standby, f"ended with exit code {standby.process.poll()} while it waited")
             self._has_proven_list = False
 
     def discard(self, standby: Standby, reason: str) -> None:

@@ -59,12 +59,14 @@ class WorkerGroup:
         self._entry = entry
         self._take = take
         self._discard = discard
+        self._has_killed = False
         self.workers: tuple[Worker, ...] = ()
 
     def start(
         self, plan: Plan, streams: Mapping[int, Streams], variables: Mapping[int, Mapping[str, str]]
     ) -> tuple[Worker, ...]:
         """Start all workers of `plan`; closes the descriptors in `streams`."""
+        self._has_killed = False
         self.workers = tuple(
             self._start_one(plan, local_rank, streams[local_rank], variables[local_rank])
             for local_rank in range(plan.ranks.local_world_size)
@@ -112,7 +114,9 @@ class WorkerGroup:
                 worker.exit_code = worker.standby.process.poll()
                 if worker.exit_code is not None:
                     worker.exited_at = now
-                    worker.is_stopped_by_agent = is_stopping
+                    # A SIGKILL that the agent has not sent yet is somebody else's, whenever it shows.
+                    is_foreign = worker.exit_code == -signal.SIGKILL and not self._has_killed
+                    worker.is_stopped_by_agent = is_stopping and not is_foreign
                     ended.append(worker)
         return ended
 
@@ -137,6 +141,7 @@ class WorkerGroup:
 
     def kill(self, standby_pids: set[int]) -> list[tuple[int, str]]:
         """SIGKILL what is left of the round; returns (pid, command) of each that was not a worker itself."""
+        self._has_killed = True
         workers = {worker.pid for worker in self.workers}
         strays = []
         for pid in self.remains(standby_pids):

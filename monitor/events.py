@@ -333,8 +333,8 @@ class UnknownEvent(Event):
 
 VOCABULARY: tuple[type[Event], ...] = (
     RunStarted, OptionIgnored, EnvironmentDefaulted, StandbyStarted, StandbyReadied, StandbyDiscarded,
-    StandbySuspended, PreloadLearned, PreloadReduced, RoundClosed, CheckpointSkipped, WorkerStarted, WorkerProgressed,
-    WorkerExited, WorkerUnkillable, RoundStopped, ProcessSwept, IncidentDiagnosed, RestartDecided,
-    RecoveryCompleted, SignalReceived, SignalForwarded, OutputDegraded, StoreFailed, NumaDegraded, LogLocated,
-    RunEnded,
+    StandbySuspended, PreloadLearned, PreloadReduced, RoundClosed, CheckpointSkipped, WorkerStarted,
+    WorkerProgressed, WorkerExited, WorkerUnkillable, RoundStopped, ProcessSwept, IncidentDiagnosed,
+    RestartDecided, RecoveryCompleted, SignalReceived, SignalForwarded, OutputDegraded, StoreFailed,
+    NumaDegraded, LogLocated, RunEnded,
 )  # fmt: skip

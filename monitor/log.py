@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from ftrun.monitor import events as ev
 from ftrun.monitor.records import Record, to_json
 
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from structlog.typing import EventDict
 
 LogFormat = Literal["human", "json"]
@@ -32,10 +34,20 @@ _ALWAYS = (
 _DETAIL = (ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent)
 
 
+class LineStream(Protocol):
+    """Where lines go: a text stream, or something that queues them without ever waiting."""
+
+    def write(self, text: str, /) -> int:
+        """Take whole lines."""
+
+    def flush(self) -> None:
+        """Pass on what was taken."""
+
+
 class Terminal:
     """Shows records, one line each, on a text stream; a closed or full stream loses lines, never the job."""
 
-    def __init__(self, log_format: LogFormat, stream: TextIO, level: int) -> None:
+    def __init__(self, log_format: LogFormat, stream: LineStream, level: int) -> None:
         self._is_json = log_format == "json"
         self._stream = stream
         self._level = level
@@ -54,7 +66,7 @@ class Terminal:
             return
 
 
-def configure(log_format: LogFormat, stream: TextIO, level: int = WARNING) -> Terminal:
+def configure(log_format: LogFormat, stream: LineStream, level: int = WARNING) -> Terminal:
     """The agent's terminal; `level` as from `level_from`."""
     return Terminal(log_format, stream, level)
 
@@ -214,7 +226,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"{_plural('rank', len(ranks))} {', '.join(map(str, ranks))}"
 
 
-def _make_emitter(stream: TextIO, render: Callable[[Record], str]) -> Callable[[Record], None]:
+def _make_emitter(stream: LineStream, render: Callable[[Record], str]) -> Callable[[Record], None]:
     import structlog
 
     def to_line(logger: object, method: str, entry: EventDict) -> str:
@@ -222,7 +234,7 @@ def _make_emitter(stream: TextIO, render: Callable[[Record], str]) -> Callable[[
         assert isinstance(record, Record)
         return render(record)
 
-    logger = structlog.wrap_logger(structlog.WriteLogger(stream), processors=[to_line])
+    logger = structlog.wrap_logger(structlog.WriteLogger(cast("TextIO", stream)), processors=[to_line])
 
     def emit(record: Record) -> None:
         logger.msg(record.event.kind, record=record)

@@ -1,0 +1,1 @@
+value = undefined_name  # noqa: F821

@@ -1,0 +1,1 @@
+import broken_module  # noqa: F401

@@ -1,0 +1,1 @@
+whose = "the script's own json"
