@@ -19,9 +19,12 @@ test: $(VENV)/installed lint
 stress: $(VENV)/installed
 	$(BIN)/python -m pytest -q -m slow
 
+# mypy does not see through pip's plain editable installs: it gets the packages as a tree of links.
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	mkdir -p build/types/ftrun
+	ln -sfn ../../../launcher ../../../monitor ../../../healthchecks ../../../configs build/types/ftrun/
 	$(BIN)/mypy -p ftrun.launcher -p ftrun.monitor -p ftrun.healthchecks
 
 bench: $(VENV)/installed

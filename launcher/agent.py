@@ -82,11 +82,11 @@ class Agent:
     def run(self) -> None:
         """Loop until the job has ended; `state` then holds the exit code and the reason."""
         self._watcher.add(self._inbox.fileno(), self._inbox)
+        self._read_levels()
         while self.state.phase is not Phase.ENDED:
+            for source in self._watcher.wait(self._wait_s()):
+                self._take(source)
             self._read_levels()
-            if self.state.phase is not Phase.ENDED:
-                for source in self._watcher.wait(self._wait_s()):
-                    self._take(source)
 
     def _wait_s(self) -> float:
         deadline = self.state.deadline
@@ -134,10 +134,8 @@ class Agent:
     def _read_worker(self, worker: Worker) -> None:
         try:
             messages = worker.standby.read()
-        except (ControlError, EOFError):
-            # Neither garbage nor silence (the script is another program) is a reason to end a worker; it is
-            # just not listened to any more.
-            messages = []
+        except ControlError:
+            messages = []  # garbage from a worker is no reason to end it; it is just not listened to any more
             self._watcher.remove(worker.standby.control.fileno())
         for message in messages:
             if isinstance(message, Progress):

@@ -9,7 +9,7 @@ from ftrun.launcher.config import LaunchOptions
 from ftrun.launcher.model import Plan
 
 _PYNVML_FILTER = "ignore:The pynvml package is deprecated:FutureWarning"
-"""nvidia-resiliency-ext 0.4.1 installs the deprecated `pynvml` shim, at which torch complains once a process."""
+"""NVRx 0.4.1 installs the deprecated `pynvml` shim, at which torch complains in each process."""
 
 
 def of_every_worker(environ: Mapping[str, str], local_world_size: int) -> dict[str, str]:

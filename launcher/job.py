@@ -102,7 +102,11 @@ class Job:
             self._run_dir / f"{self._node}.jsonl", self._node, time.monotonic, time.time, self._print
         )
         self._stack.callback(journal.close)
-        return Recorder(journal, terminal, elastic_events.observer(self._config.launch.event_log_handler, self._config.launch))
+        return Recorder(
+            journal,
+            terminal,
+            elastic_events.observer(self._config.launch.event_log_handler, self._config.launch),
+        )
 
     def _warn(self, reason: str) -> None:
         """From the output pump, on its own thread."""
@@ -154,7 +158,9 @@ class Job:
             cpus=binding,
         )
         group = WorkerGroup(self._start.entry, pool.take, pool.discard)
-        return Rounds(setting, group, logs, self._pump, StoreHost(self._warn_store), OomCounter(), self._record)
+        return Rounds(
+            setting, group, logs, self._pump, StoreHost(self._warn_store), OomCounter(), self._record
+        )
 
     def _warn_store(self, reason: str) -> None:
         """From the store's thread: the workers will fail for want of a store, and this says why."""
@@ -223,13 +229,15 @@ class Job:
         for ignored in self._config.ignored:
             self._record(events.OptionIgnored(ignored.name, ignored.reason))
         if options.max_nodes > 1:
-            self._record(events.OptionIgnored("--nnodes", "this version runs one node; MAX is not waited for"))
+            self._record(
+                events.OptionIgnored("--nnodes", "this version runs one node; MAX is not waited for")
+            )
         if self._slots.count > 1 and "OMP_NUM_THREADS" not in os.environ:
             self._record(events.EnvironmentDefaulted("OMP_NUM_THREADS", "1"))
         self._record(events.LogLocated(str(self._run_dir)))
 
     def _conclude(self, agent: Agent, logs: RunLogs) -> None:
-        """Say how the job ended: to the journal, the person at the terminal and a launcher around this one."""
+        """Say how the job ended: to the journal, the person at the terminal, a launcher around this one."""
         state, incident = agent.state, agent.last_incident
         duration_s = time.monotonic() - self._started_at
         if state.exit_code != exit_codes.OK and incident is not None and not state.signum:

@@ -29,7 +29,9 @@ def decide(
         return _stop(f"{what}; restarts are off (max_restarts 0)", _own_code(incident))
     if not incident.has_progressed:
         if incident.kind is IncidentKind.IMPORT_OR_SYNTAX_ERROR:
-            return _stop(f"{what}; before any progress, so a restart would fail the same way", exit_codes.FUTILE)
+            return _stop(
+                f"{what}; before any progress, so a restart would fail the same way", exit_codes.FUTILE
+            )
         if incident.kind is IncidentKind.EXCEPTION and _is_repeated(incident, history):
             return _stop(
                 f"{what}; the same exception twice in a row without progress: restarting does not help",
@@ -51,7 +53,9 @@ def _own_code(incident: Incident) -> int:
 
 
 def _is_repeated(incident: Incident, history: Sequence[PastIncident]) -> bool:
-    return bool(history) and not history[-1].has_progressed and history[-1].fingerprint == incident.fingerprint
+    return (
+        bool(history) and not history[-1].has_progressed and history[-1].fingerprint == incident.fingerprint
+    )
 
 
 def _pause_s(incident: Incident, history: Sequence[PastIncident], config: RestartConfig) -> float:

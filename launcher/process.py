@@ -59,7 +59,7 @@ class Process:
         return ExitStatus(self._popen.returncode, usage.ru_maxrss * 1024)
 
     def release(self) -> None:
-        """Let go of a process that was killed, without waiting: if it has not ended, `reap_orphans` takes it."""
+        """Let go of a killed process without waiting: if it has not ended yet, `reap_orphans` takes it."""
         if self.poll() is not None:
             self.reap()
         else:
@@ -80,7 +80,7 @@ class Process:
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], pass_fds: Collection[int]) -> Process:
-    """Start `argv` in a session of its own. Call from the main thread: PDEATHSIG follows the spawning thread."""
+    """Start `argv` in a session of its own. Main thread only: PDEATHSIG follows the spawning thread."""
     return Process(
         subprocess.Popen(argv, env=dict(environment), pass_fds=tuple(pass_fds), start_new_session=True)
     )

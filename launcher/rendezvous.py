@@ -37,7 +37,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Graces:
-    """Seconds between asking processes to end and killing them, by cause, and between killing and giving up."""
+    """Seconds from asking processes to end to killing them, by cause, and from killing to giving up."""
 
     after_failure_s: float
     after_signal_s: float

@@ -65,14 +65,14 @@ class StandbyPool:
         self._record(events.PreloadLearned(module_count=len(wanted)))
 
     def adopt(self, standbys: Sequence[Standby]) -> None:
-        """Take in processes that were started for the first round; they may be taken before they are ready."""
+        """Take in processes started for the first round; they may be taken before they are ready."""
         for standby in standbys:
             self._first.append(standby)
             self._watch(standby)
             self._record(events.StandbyStarted(standby.pid, not standby.modules, "for the first round"))
 
     def take(self) -> Standby:
-        """A process for a rank: a ready standby, one that loads a list which has worked before, or a new one."""
+        """A process for a rank: a ready standby, one that loads a list that has worked, or a new one."""
         if self._first:
             return self._first.pop(0)
         ready = [standby for standby in self._waiting if standby.ready is not None]
@@ -83,7 +83,9 @@ class StandbyPool:
             return best
         standby = self._start(())
         self._watch(standby)
-        self._record(events.StandbyStarted(standby.pid, True, "no standby was left for a rank that starts now"))
+        self._record(
+            events.StandbyStarted(standby.pid, True, "no standby was left for a rank that starts now")
+        )
         return standby
 
     def refill(self) -> None:
@@ -115,14 +117,12 @@ class StandbyPool:
         except ControlError as error:
             self.discard(standby, str(error))
             return
-        except EOFError:
-            # It is ending, and `sweep` tells how; if a library closed the socket, it can never be used.
-            self._watcher.remove(standby.control.fileno())
-            standby.process.signal(signal.SIGKILL)
-            return
         for message in messages:
             if isinstance(message, Ready):
                 self._judge(standby, message)
+        if standby.has_hung_up:
+            # It is ending, and `sweep` tells how; or a library closed the socket, and it can never be used.
+            standby.process.signal(signal.SIGKILL)
 
     def sweep(self) -> None:
         """Throw away standbys that have died."""
@@ -161,7 +161,9 @@ class StandbyPool:
         elif ready.failed:
             for module, error in ready.failed:
                 self._ban(module, f"preloading it failed: {error}")
-            self.discard(standby, "some of its modules could not be imported: their imports are left half done")
+            self.discard(
+                standby, "some of its modules could not be imported: their imports are left half done"
+            )
         else:
             standby.ready = ready
             self._has_proven_list = self._has_proven_list or standby.modules == self.modules

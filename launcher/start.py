@@ -1,4 +1,4 @@
-"""What is needed to start a worker process of this job, known before anything else is. Decides what is preloaded."""
+"""What is needed to start a worker process of this job, known before anything else is."""
 
 from __future__ import annotations
 

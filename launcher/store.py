@@ -50,7 +50,9 @@ class StoreHost:
     def close(self) -> None:
         """Stop serving; the port is free when this returns."""
         with self._lock:
-            self._store = None  # The last reference: torch's destructor stops the daemon and closes the socket.
+            self._store = (
+                None  # The last reference: torch's destructor stops the daemon and closes the socket.
+            )
             if self._listener is not None:
                 self._listener.close()
                 self._listener = None

@@ -50,7 +50,7 @@ class Streams:
 class WorkerGroup:
     """Workers of one node; empty between rounds.
 
-    `take` gives a process for a rank: a standby, or a new one that starts cold; `discard` takes a bad one back.
+    `take` gives a process for a rank: a standby, or a new one that starts cold; `discard` gets bad ones.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class WorkerGroup:
         return process.descendants(os.getpid(), without=standby_pids)
 
     def ask(self, signum: int, standby_pids: set[int]) -> None:
-        """Send `signum` once to every process of the round: by group, and one by one to those that left it."""
+        """Send `signum` once to every process of the round: by group, then to each that left it."""
         groups = {worker.pid for worker in self.workers}
         strays = [pid for pid in self.remains(standby_pids) if _group_of(pid) not in groups]
         for worker in self.workers:

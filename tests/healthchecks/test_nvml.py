@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -78,18 +79,27 @@ def test_hung_driver_costs_the_deadline_and_no_more(fake: pytest.MonkeyPatch) ->
         read_gpus(1.0)
     assert time.monotonic() - began < 10
     assert caught.value.survivor_pid is None
-    assert not _children_that_read_nvml()
+    assert not _children_that_read_nvml(os.getpid())
 
 
-def test_missing_library_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a machine without NVIDIA's driver the reason is the library, whatever warnings were printed before."""
+def test_broken_library_is_said_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without a library of NVIDIA's that can be loaded says so, whatever was printed before."""
     (tmp_path / "libnvidia-ml.so.1").write_text("not a library")
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    try:
-        assert isinstance(read_gpus(DEADLINE_S), tuple)  # a machine with a driver finds the real one
-    except NvmlError as error:
-        assert error.reason.startswith("NVML: ")
-        assert "\n" not in error.reason
+    with pytest.raises(NvmlError, match=r"^NVML: .*Not Found$"):
+        read_gpus(DEADLINE_S)
+
+
+def test_hung_child_does_not_outlive_its_caller(fake: pytest.MonkeyPatch) -> None:
+    """A launcher that is killed while it waits for the driver leaves nothing behind."""
+    fake.setenv("FAKE_NVML_INIT", "hang")
+    code = "from ftrun.healthchecks.nvml import read_gpus; read_gpus(60)"
+    with subprocess.Popen([sys.executable, "-c", code]) as caller:
+        (pidfd,) = [os.pidfd_open(pid) for pid in _wait_for_hung_child(caller.pid)]
+        caller.kill()
+    ended, _, _ = select.select([pidfd], [], [], DEADLINE_S)
+    os.close(pidfd)
+    assert ended
 
 
 def test_files_in_the_working_directory_are_not_imported(fake: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,10 +136,21 @@ def _run_program() -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-def _children_that_read_nvml() -> list[int]:
+def _wait_for_hung_child(caller: int) -> list[int]:
+    """The child of `caller`, once it is in the library's endless wait (it has set its death signal by then)."""
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        for pid in _children_that_read_nvml(caller):
+            if "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text():
+                return [pid]
+        time.sleep(0.01)
+    return []
+
+
+def _children_that_read_nvml(pid: int) -> list[int]:
     found = []
-    for tid in os.listdir("/proc/self/task"):
-        for pid in Path(f"/proc/self/task/{tid}/children").read_text().split():
-            if b"ftrun.healthchecks.nvml" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
+    for tid in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{tid}/children").read_text().split():
+            if b"ftrun.healthchecks.nvml" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
     return found

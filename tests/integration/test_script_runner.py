@@ -151,6 +151,7 @@ def test_a_script_behaves_as_under_torchrun(scripts: Path, tmp_path: Path) -> No
     torchrun = run_torchrun(["identity.py", "--flag"], scripts, tmp_path)
     worker = run_worker(["identity.py", "--flag"], scripts)
     assert (torchrun.exit_code, torchrun.stdout) == (worker.exit_code, worker.stdout)
+    assert torchrun.exit_code == 0
 
 
 def test_an_error_is_recorded_as_under_torchrun_with_record(scripts: Path, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.distributed.elastic.events import get_logging_handler
 
 from ftrun.launcher.config import LaunchOptions
 from ftrun.launcher.elastic_events import ElasticEventsError, StatusEvent, Translation, observer
@@ -77,7 +80,7 @@ def translate(history: list[tuple[float, events.Event]]) -> list[StatusEvent]:
 
 
 def test_a_run_with_one_restart_is_told_in_order() -> None:
-    """Each round begins with RENDEZVOUS and gives every worker a start and an end; the agent's end is last."""
+    """Each round begins with RENDEZVOUS and gives each worker a start and an end; the agent's end is last."""
     told = [(status.state, status.metadata["global_rank"]) for status in translate(RESTART_AND_SUCCESS)]
     opening = [("RENDEZVOUS", None), ("ASSIGN_WORKER_RANKS", None), ("START", 0), ("START", 1)]
     assert told == [
@@ -141,9 +144,8 @@ def test_restarts_are_counted() -> None:
 
 def test_ranks_that_fell_after_the_cause_point_to_it() -> None:
     """Several ranks may fail by themselves; only one is the cause."""
-    history = [
-        (0.0, STARTED), (0.1, closed(0)), (1.0, exited(0, 0, 1)), (1.0, exited(0, 1, -9)), (1.1, diagnosed(1)),
-    ]  # fmt: skip
+    failures = [(1.0, exited(0, 0, 1)), (1.0, exited(0, 1, -9)), (1.1, diagnosed(1))]
+    history = [(0.0, STARTED), (0.1, closed(0)), *failures]
     failed = [status for status in translate(history) if status.state == "FAILED"]
     messages = [json.loads(str(status.metadata["raw_error"]))["message"] for status in failed]
     assert messages == ["failed after rank 1, which is the cause", "ValueError: bad batch; at train.py:3"]
@@ -151,9 +153,8 @@ def test_ranks_that_fell_after_the_cause_point_to_it() -> None:
 
 def test_failures_without_a_diagnosis_are_told_at_the_end() -> None:
     """A run that is stopped by a signal has no incident; none of its workers is left without an end."""
-    history = [
-        (0.0, STARTED), (0.1, closed(0)), (1.0, exited(0, 0, 3)), (2.0, events.RunEnded(143, "SIGTERM", 0, 2.0)),
-    ]  # fmt: skip
+    ending = [(1.0, exited(0, 0, 3)), (2.0, events.RunEnded(143, "SIGTERM", 0, 2.0))]
+    history = [(0.0, STARTED), (0.1, closed(0)), *ending]
     worker, agent = translate(history)[-2:]
     assert (worker.state, worker.metadata["raw_error"]) == ("FAILED", '{"message": "<NONE>"}')
     assert (agent.state, agent.metadata["raw_error"], agent.is_of_worker) == ("FAILED", "SIGTERM", False)
@@ -175,75 +176,64 @@ def test_handler_registered_with_torch_is_accepted() -> None:
     assert observer("dynamic_rendezvous", OPTIONS) is not None
 
 
-def run_observer(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Runs `program` in a fresh process, where `records` are those of a run and `observe` shows them."""
-    journal = tmp_path / "journal.jsonl"
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What a process prints that has not imported torch and observes a whole run."""
+    journal = tmp_path_factory.mktemp("run") / "journal.jsonl"
     journal.write_text("\n".join(map(to_json, records(RESTART_AND_SUCCESS))))
-    prelude = f"""
+    code = f"""
         import sys, threading
         from ftrun.launcher.config import LaunchOptions
         from ftrun.launcher.elastic_events import observer
         from ftrun.monitor.records import from_json
-        records = [from_json(line) for line in open({str(journal)!r})]
+        *early, last = [from_json(line) for line in open({str(journal)!r})]
         observe = observer("console", LaunchOptions("train.py"))
-    """
-    code = textwrap.dedent(prelude) + textwrap.dedent(program)
-    environ = {name: value for name, value in os.environ.items() if name != "LOGLEVEL"}
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environ
-    )
-
-
-def test_events_wait_for_torch_and_are_all_delivered_at_the_end(tmp_path: Path) -> None:
-    """Showing records imports nothing; the last one does, and returns when everything is out."""
-    result = run_observer(
-        tmp_path,
-        """
-        for record in records[:-1]:
+        for record in early:
             observe(record)
         assert "torch" not in sys.modules and threading.active_count() == 1
-        observe(records[-1])
-        """,
-    )
-    names = [json.loads(line)["name"] for line in result.stderr.splitlines()]
+        observe(last)
+    """
+    return event_lines([sys.executable, "-c", textwrap.dedent(code)])
+
+
+def event_lines(command: list[str]) -> list[dict[str, Any]]:
+    environ = {name: value for name, value in os.environ.items() if name != "LOGLEVEL"}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environ)
+    return [json.loads(line) for line in result.stderr.splitlines() if line.startswith('{"name"')]
+
+
+def test_events_wait_for_torch_and_are_all_delivered_at_the_end(shown: list[dict[str, Any]]) -> None:
+    """Observing imports nothing until the last record, which returns when everything is out."""
     states = [status.state for status in translate(RESTART_AND_SUCCESS)]
-    assert names == [f"torchelastic.worker.status.{state}" for state in states]
+    assert [event["name"] for event in shown] == [f"torchelastic.worker.status.{state}" for state in states]
 
 
-def test_events_are_delivered_during_the_run_once_torch_is_there(tmp_path: Path) -> None:
+def test_events_are_delivered_during_the_run_once_torch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long job's events are not held back until its end."""
-    result = run_observer(
-        tmp_path,
-        """
-        import logging
-        from torch.distributed.elastic.events import get_logging_handler
-        seen = threading.Semaphore(0)
-        get_logging_handler("console").emit = lambda record: seen.release()
-        for record in records[:4]:
-            observe(record)
-        for _ in range(4):
-            assert seen.acquire(timeout=30)
-        print("delivered")
-        """,
-    )
-    assert result.stdout == "delivered\n"
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    console = get_logging_handler("console")
+    monkeypatch.setattr(console, "emit", lambda record: lines.put(record.getMessage()))
+    observe = observer("console", OPTIONS)
+    assert observe is not None
+    for record in records(RESTART_AND_SUCCESS)[:4]:
+        observe(record)
+    states = [json.loads(lines.get(timeout=30))["metadata"]["state"] for _ in range(4)]
+    assert states == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]
 
 
-def test_events_have_the_form_of_torchruns(tmp_path: Path) -> None:
+def test_events_have_the_form_of_torchruns(shown: list[dict[str, Any]], tmp_path: Path) -> None:
     """Names, sources and keys are those of a real torchrun, so that whoever reads them reads ours."""
     script = tmp_path / "train.py"
     script.write_text("")
-    command = [sys.executable, "-m", "torch.distributed.run", "--event-log-handler", "console", str(script)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    lines = (line for line in result.stderr.splitlines() if line.startswith('{"name"'))
-    theirs = {(event["name"], event["source"]): event for event in map(json.loads, lines)}
-    result = run_observer(tmp_path, "for record in records: observe(record)")
-    ours = {(event["name"], event["source"]): event for event in map(json.loads, result.stderr.splitlines())}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--event-log-handler", "console", str(script)]
+    ours = {(event["name"], event["source"]): event for event in shown}
+    theirs = {(event["name"], event["source"]): event for event in event_lines(torchrun)}
     assert theirs.keys() <= ours.keys()
     for key, event in theirs.items():
-        assert ours[key].keys() == event.keys()
-        assert ours[key]["metadata"].keys() == event["metadata"].keys()
-        assert (
-            json.loads(ours[key]["metadata"]["metadata"]).keys()
-            == json.loads(event["metadata"]["metadata"]).keys()
-        )
+        assert shape(ours[key]) == shape(event)
+
+
+def shape(event: dict[str, Any]) -> list[list[str]]:
+    """The keys of an event, of its metadata and of the JSON within that."""
+    metadata = event["metadata"]
+    return [list(event), list(metadata), list(json.loads(metadata["metadata"]))]

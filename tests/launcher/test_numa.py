@@ -110,7 +110,7 @@ def test_what_is_not_known_degrades_with_a_reason(mode: Mode, known: Topology, r
 def test_every_worker_gets_usable_cpus_or_none_gets_any(
     mode: Mode, nodes: list[int], allowed: set[int]
 ) -> None:
-    """Whatever CPUs a process may use: sets are never empty, never foreign, and exclusive ones never overlap."""
+    """Whatever CPUs a process may use, sets are not empty, not foreign, and exclusive ones do not overlap."""
     gpus = {f"g{index}": node for index, node in enumerate(nodes)}
     binding = choose(mode, list(gpus), topology({n: cpus & allowed for n, cpus in NODES.items()}, gpus))
     sets = list(binding.cpus.values())

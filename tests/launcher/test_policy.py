@@ -69,7 +69,9 @@ def test_same_exception_twice_without_progress_stops():
 
 
 @pytest.mark.parametrize(
-    "earlier", [past(1, fingerprint="another"), past(1, progressed=True)], ids=["another exception", "had progressed"]
+    "earlier",
+    [past(1, fingerprint="another"), past(1, progressed=True)],
+    ids=["another exception", "had progressed"],
 )
 def test_exception_that_is_not_the_same_twice_is_retried(earlier: tuple[PastIncident, ...]):
     """Near misses of the rule above."""
@@ -94,4 +96,6 @@ def test_progress_resets_the_pause():
 )
 def test_own_exit_code_is_passed_on_unless_it_is_one_of_ours(code: int, expected: int):
     """A script's `sys.exit(42)` reaches the scheduler; codes with a meaning of ours and signals become 1."""
-    assert decide(incident(KIND.EXIT_CODE, progressed=True, code=code), past(3), 3, CONFIG).exit_code == expected
+    assert (
+        decide(incident(KIND.EXIT_CODE, progressed=True, code=code), past(3), 3, CONFIG).exit_code == expected
+    )

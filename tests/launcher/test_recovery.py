@@ -58,7 +58,9 @@ def test_detection_time_is_known_when_the_exception_was_stamped():
     ],
     ids=["counted from the checkpoint", "from the start", "name tells no step", "reported by the script"],
 )
-def test_last_step_is_what_was_reported_else_counted(where: Plan, pages: list[PageSnapshot], expected: int | None):
+def test_last_step_is_what_was_reported_else_counted(
+    where: Plan, pages: list[PageSnapshot], expected: int | None
+):
     """The script's own number wins; without any the count starts at the checkpoint's step."""
     assert last_step(where, pages) == expected
 

@@ -49,14 +49,18 @@ def test_first_turn_starts_the_first_round():
 
 def test_job_ends_with_zero_when_all_ranks_exit_zero():
     """Success needs every rank; children that outlived theirs are asked to end before the job is over."""
-    state, log = run_through((0.0, Woke()), (9.0, RankExited(0, 0)), (9.5, RankExited(1, 0)), (9.6, AllGone()))
+    state, log = run_through(
+        (0.0, Woke()), (9.0, RankExited(0, 0)), (9.5, RankExited(1, 0)), (9.6, AllGone())
+    )
     assert (state.phase, state.exit_code) == (Phase.ENDED, 0)
     assert log == [(StartRound(),), (), (Ask(SIGTERM),), ()]
 
 
 def test_one_failed_rank_stops_the_others_then_asks_for_judgement():
     """The rest of the group gets SIGTERM at once; the decision waits until all are gone."""
-    state, log = run_through((0.0, Woke()), (3.0, RankExited(1, -9)), (3.1, RankExited(0, -15)), (3.2, AllGone()))
+    state, log = run_through(
+        (0.0, Woke()), (3.0, RankExited(1, -9)), (3.1, RankExited(0, -15)), (3.2, AllGone())
+    )
     assert state.phase is Phase.JUDGING
     assert log[1:] == [(Ask(SIGTERM),), (), (Judge(),)]
 
@@ -80,14 +84,18 @@ def test_stop_decision_ends_with_its_exit_code():
 
 def test_workers_that_outlast_the_grace_are_killed_once():
     """SIGKILL comes when the grace is over, not before, and only once."""
-    state, log = run_through((0.0, Woke()), (3.0, RankExited(1, 1)), (7.9, Woke()), (8.0, Woke()), (8.1, Woke()))
+    state, log = run_through(
+        (0.0, Woke()), (3.0, RankExited(1, 1)), (7.9, Woke()), (8.0, Woke()), (8.1, Woke())
+    )
     assert log[2:] == [(), (Kill(),), ()]
     assert state.phase is Phase.STOPPING
 
 
 def test_processes_that_survive_sigkill_end_the_job_as_unhealthy_node():
     """The wait after SIGKILL is bounded: the agent names what is stuck and ends with 94."""
-    state, log = run_through((0.0, Woke()), (3.0, RankExited(1, 1)), (8.0, Woke()), (17.9, Woke()), (18.0, Woke()))
+    state, log = run_through(
+        (0.0, Woke()), (3.0, RankExited(1, 1)), (8.0, Woke()), (17.9, Woke()), (18.0, Woke())
+    )
     assert log[3:] == [(), (GiveUp(),)]
     assert (state.phase, state.exit_code) == (Phase.ENDED, 94)
 
@@ -166,7 +174,9 @@ EVENTS = st.one_of(
     st.builds(Signalled, st.sampled_from([SIGTERM, SIGINT])),
     st.just(AllGone()),
     st.just(Woke()),
-    st.builds(Judged, st.sampled_from([Decision(Action.RESTART, "r"), Decision(Action.STOP, "s", exit_code=1)])),
+    st.builds(
+        Judged, st.sampled_from([Decision(Action.RESTART, "r"), Decision(Action.STOP, "s", exit_code=1)])
+    ),
 )
 
 

@@ -49,7 +49,8 @@ def test_cpu_counts_what_this_process_may_use() -> None:
     """A container or taskset that allows one CPU gets one worker, not one for each CPU of the machine."""
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from ftrun.launcher.slots import resolve; slots = resolve('cpu', {}); print(slots.count, slots.reason)"
+        "from ftrun.launcher.slots import resolve; slots = resolve('cpu', {});"
+        "print(slots.count, slots.reason)"
     )
     count, _, reason = run_python(code).partition(" ")
     assert count == "1"
@@ -60,7 +61,10 @@ def test_cpu_counts_what_this_process_may_use() -> None:
 @pytest.mark.parametrize("word", ["4", "cpu"])
 def test_torch_is_not_imported_where_it_knows_nothing(word: str) -> None:
     """The import costs seconds, and workers start after it."""
-    code = f"import sys; from ftrun.launcher.slots import resolve; resolve('{word}', {{}}); print('torch' in sys.modules)"
+    code = (
+        f"import sys; from ftrun.launcher.slots import resolve; resolve('{word}', {{}});"
+        "print('torch' in sys.modules)"
+    )
     assert run_python(code) == "False"
 
 

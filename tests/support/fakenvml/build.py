@@ -16,6 +16,6 @@ def build(directory: Path) -> Path:
         pytest.skip("needs a C compiler")
     source = Path(__file__).with_name("fakenvml.c")
     library = directory / "libnvidia-ml.so.1"
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, source]
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), str(source)]
     subprocess.run(command, check=True, timeout=60)
     return directory
