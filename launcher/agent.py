@@ -21,7 +21,7 @@ from ftrun.launcher.model import Action, Decision, PastIncident
 from ftrun.launcher.recovery import Recovery
 from ftrun.launcher.rendezvous import Cause, Phase, State, advance
 from ftrun.launcher.rounds import Rounds
-from ftrun.launcher.signals import PASSED_ON, SignalInbox
+from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.standby import Standby
 from ftrun.launcher.standby_pool import StandbyPool
 from ftrun.launcher.watcher import Watcher
@@ -109,7 +109,9 @@ class Agent:
         if number == signal.SIGCHLD:
             known = {worker.pid for worker in self._rounds.workers} | self._pool.pids
             process.reap_orphans(known)
-        elif number in PASSED_ON:
+        elif number == signal.SIGWINCH:
+            self._rounds.follow_window_size()
+        elif number in self._inbox.passed_on:
             self._pass_on(number)
         elif self.state.phase is not Phase.ENDED:
             self._advance(rendezvous.Signalled(number))

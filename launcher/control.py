@@ -63,7 +63,7 @@ class Progress:
     """Worker to agent, once: the script has made its first progress."""
 
     modules: tuple[str, ...] = ()
-    """What it had imported by then from the standard library and site-packages, in order of loading."""
+    """What it had imported by then from the standard library and site-packages, dependencies first."""
 
 
 Message = Preload | Activate | Ready | Progress

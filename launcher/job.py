@@ -16,7 +16,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib import metadata
@@ -30,6 +30,7 @@ from ftrun.launcher.agent import Agent
 from ftrun.launcher.config import Config
 from ftrun.launcher.evidence import OomCounter
 from ftrun.launcher.logs import DEFAULT_PREFIX_TEMPLATE, LogOptions, RunLogs
+from ftrun.launcher.numa_choice import NumaBinding
 from ftrun.launcher.output import OutputPump
 from ftrun.launcher.ranks import assign
 from ftrun.launcher.recorder import Recorder
@@ -155,7 +156,8 @@ class Job:
             ranks=assign([self._slots.count])[0],
             environ=os.environ,
             checkpoint_dir=Path(directory).absolute() if directory is not None else None,
-            cpus=binding,
+            cpus=binding.cpus,
+            abandoned_pids=frozenset() if binding.survivor_pid is None else frozenset({binding.survivor_pid}),
         )
         group = WorkerGroup(self._start.entry, pool.take, pool.discard)
         return Rounds(
@@ -166,14 +168,14 @@ class Job:
         """From the store's thread: the workers will fail for want of a store, and this says why."""
         self._record.queue(events.StoreFailed(reason))
 
-    def _numa_binding(self) -> Mapping[int, frozenset[int]]:
+    def _numa_binding(self) -> NumaBinding:
         mode = self._config.launch.numa_binding
         if mode is None:
-            return {}
+            return NumaBinding({})
         binding = numa.bind(mode, self._slots.count, os.environ)
         if binding.degraded:
             self._record.queue(events.NumaDegraded(binding.degraded))
-        return binding.cpus
+        return binding
 
     def _make_agent(
         self, rounds: Rounds, pool: StandbyPool, inbox: SignalInbox, watcher: Watcher[object]

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from ftrun.launcher import process
 from ftrun.launcher.config import Config
 from ftrun.launcher.launch_options import UsageError
-from ftrun.launcher.signals import PASSED_ON, SignalInbox
+from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.start import plan_start
 
 
@@ -27,7 +27,7 @@ def launch(config: Config) -> int:
             "Use --nnodes 1."
         )
     with ExitStack() as stack:
-        inbox = SignalInbox({*(signal.Signals[name] for name in options.signals_to_handle), *PASSED_ON})
+        inbox = SignalInbox(signal.Signals[name] for name in options.signals_to_handle)
         stack.callback(inbox.close)
         process.become_subreaper()
         start = plan_start(config, os.environ)

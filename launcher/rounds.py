@@ -43,6 +43,8 @@ class NodeSetting:
     checkpoint_dir: Path | None
     cpus: Mapping[int, frozenset[int]]
     """CPUs that each local rank is bound to; empty without NUMA binding."""
+    abandoned_pids: frozenset[int] = frozenset()
+    """Children of the agent that belong to no round and cannot be ended: a probe stuck in a driver."""
 
 
 class Rounds:
@@ -69,9 +71,6 @@ class Rounds:
         self._told_skipped: set[SkippedCheckpoint] = set()
         self.plan: Plan | None = None
         self.poll = group.poll
-        self.remains = group.remains
-        self.ask = group.ask
-        self.kill = group.kill
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -81,6 +80,25 @@ class Rounds:
     def pages(self) -> tuple[PageSnapshot, ...]:
         """Progress of each worker of the round."""
         return tuple(self._group.snapshots().values())
+
+    def remains(self, standby_pids: set[int]) -> list[int]:
+        """Pids of every process of the round that still runs, children and grandchildren included."""
+        return self._group.remains(self._without(standby_pids))
+
+    def ask(self, signum: int, standby_pids: set[int]) -> None:
+        """Send `signum` once to every process of the round."""
+        self._group.ask(signum, self._without(standby_pids))
+
+    def kill(self, standby_pids: set[int]) -> list[tuple[int, str]]:
+        """SIGKILL what is left of the round; returns (pid, command) of each that was not a worker itself."""
+        return self._group.kill(self._without(standby_pids))
+
+    def _without(self, standby_pids: set[int]) -> set[int]:
+        return standby_pids | self._setting.abandoned_pids
+
+    def follow_window_size(self) -> None:
+        """The terminal has changed its size: tell the workers' terminals."""
+        self._pump.copy_window_size()
 
     def open(self, round_number: int, restart_count: int) -> None:
         """Choose the checkpoint, serve the store, start the workers.

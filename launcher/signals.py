@@ -11,18 +11,26 @@ from collections.abc import Iterable
 from types import FrameType
 
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-"""Given to the workers and followed by nothing: schedulers warn with them (Slurm's --signal)."""
+"""Given to the workers and followed by nothing, unless they are listed as ending the job: schedulers warn with
+them (Slurm's --signal)."""
 
 
 class SignalInbox:
-    """Signals that arrived, in order, through `signal.set_wakeup_fd`. Main thread only."""
+    """Signals that arrived, in order, through `signal.set_wakeup_fd`. Main thread only.
 
-    def __init__(self, signals: Iterable[signal.Signals]) -> None:
+    `ending` are those that end the job; the others of `PASSED_ON`, SIGCHLD and SIGWINCH arrive as well.
+    """
+
+    def __init__(self, ending: Iterable[signal.Signals]) -> None:
+        ending = frozenset(ending)
+        self.passed_on = PASSED_ON - ending
+        """Signals that are given to the workers and change nothing else."""
         self._receiver, self._sender = socket.socketpair()
         self._receiver.setblocking(False)
         self._sender.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        self._previous = {number: signal.signal(number, _ignore) for number in {*signals, signal.SIGCHLD}}
+        handled = {*ending, *PASSED_ON, signal.SIGCHLD, signal.SIGWINCH}
+        self._previous = {number: signal.signal(number, _ignore) for number in handled}
 
     def fileno(self) -> int:
         """Readable when `read` has something."""

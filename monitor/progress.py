@@ -105,8 +105,8 @@ def importable_names(directory: str) -> frozenset[str]:
 def imported_library_modules(script_directory: str | None) -> tuple[str, ...]:
     """Names that could be imported ahead in another process: those whose file belongs to a library.
 
-    In order of loading. Left out are the user's own modules, ftrun's, aliases, whatever `script_directory`
-    (what the script has as sys.path[0]) shadows, and the module that runs as `__main__`.
+    In the order in which their loading was done, dependencies first. Left out are the user's own modules,
+    ftrun's, aliases, what `script_directory` (the script's sys.path[0]) shadows, and what runs as `__main__`.
     """
     libraries = library_directories()
     shadowed = importable_names(script_directory) if script_directory is not None else frozenset()

@@ -137,7 +137,7 @@ def _run_program() -> subprocess.CompletedProcess[str]:
 
 
 def _wait_for_hung_child(caller: int) -> list[int]:
-    """The child of `caller`, once it is in the library's endless wait (it has set its death signal by then)."""
+    """The child of `caller`, once it has loaded the library (and so has set its death signal)."""
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         for pid in _children_that_read_nvml(caller):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+
 from ftrun.launcher.checkpoint import find_newest_whole
 from ftrun.launcher.checkpoint_choice import (
     Candidate,
