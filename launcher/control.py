@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import select
 import socket
 import struct
@@ -208,9 +209,11 @@ class WorkerChannel:
         """
         while not self._messages:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, 65536, 16, socket.MSG_CMSG_CLOEXEC)
+                data, fds, _, _ = socket.recv_fds(self._sock, 65536, 16)
             except ConnectionError:
                 return None
+            for fd in fds:
+                os.set_inheritable(fd, False)
             self._fds += fds
             if not data:
                 return None

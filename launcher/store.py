@@ -2,6 +2,8 @@
 
 torch is imported in a thread of its own, because a launcher that imports it first makes every worker wait
 for it. The port listens from the start: workers that are early queue in the backlog until the store serves.
+The store is made in that thread too: its constructor connects to itself and asks the DNS for the name of
+127.0.0.1 (torch/csrc/distributed/c10d/socket.cpp), which takes 5 s where the answer is lost.
 """
 
 from __future__ import annotations
@@ -31,24 +33,18 @@ class StoreHost:
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None
         self._store: TCPStore | None = None
-        self._is_loaded = False
-        self._loader: threading.Thread | None = None
 
     def serve(self, listener: socket.socket) -> None:
-        """Serve a new, empty store on `listener` (bound and listening), at once or when torch is imported.
+        """Serve a new, empty store on `listener` (bound and listening) as soon as torch allows.
 
         Takes the socket over.
         """
         with self._lock:
             self._listener = listener
-            if self._is_loaded:
-                self._open()
-        if self._loader is None:
-            self._loader = threading.Thread(target=self._load, name="ftrun-store", daemon=True)
-            self._loader.start()
+        threading.Thread(target=self._run, name="ftrun-store", daemon=True).start()
 
     def close(self) -> None:
-        """Stop serving; the port is free when this returns."""
+        """Stop serving; the port is free when this returns. Waits for a store that is just being made."""
         with self._lock:
             self._store = (
                 None  # The last reference: torch's destructor stops the daemon and closes the socket.
@@ -57,7 +53,7 @@ class StoreHost:
                 self._listener.close()
                 self._listener = None
 
-    def _load(self) -> None:
+    def _run(self) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the workers show what torch has to say about this machine
@@ -69,7 +65,6 @@ class StoreHost:
             self._on_failure("this build of torch has no torch.distributed")
             return
         with self._lock:
-            self._is_loaded = True
             if self._listener is not None:
                 self._open()
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from importlib.abc import Loader
 
+    from torch.optim import Optimizer
+
     from ftrun.monitor.page_writer import PageWriter
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
@@ -32,10 +34,21 @@ def watch_optimizer(page: PageWriter) -> None:
 
 
 def _count_steps(optimizer_module: ModuleType, page: PageWriter) -> None:
-    def count(optimizer: object, args: object, kwargs: object) -> None:
-        page.mark_optimizer_step()
+    def count(optimizer: Optimizer, args: object, kwargs: dict[str, object]) -> None:
+        if not (kwargs and _only_makes_state(optimizer, kwargs)):
+            page.mark_optimizer_step()
 
     optimizer_module.register_optimizer_step_post_hook(count)
+
+
+def _only_makes_state(optimizer: Optimizer, kwargs: dict[str, object]) -> bool:
+    """Whether this step trains nothing, and only makes the state into which a checkpoint is loaded.
+
+    torch.distributed.checkpoint.state_dict does that: `step(closure=None)`, every learning rate zero.
+    """
+    if "closure" not in kwargs or kwargs["closure"] is not None:
+        return False
+    return all(float(group.get("lr", 1.0)) == 0.0 for group in optimizer.param_groups)
 
 
 class _OptimizerFinder:

@@ -43,50 +43,40 @@ def test_torch_and_what_the_script_names_of_it_are_preloaded(source: str, module
 
 
 @pytest.mark.parametrize(
-    ("write", "what"),
+    ("line", "what", "write"),
     [
-        ("os.environ['A'] = '1'", "os.environ (A)"),
-        ("os.environ[name] = '1'", "os.environ"),
-        ("del os.environ['A']", "os.environ (A)"),
-        ("os.environ |= {'A': '1'}", "os.environ"),
-        ("os.environ.update(A='1')", "os.environ.update()"),
-        ("os.environ.setdefault('A', '1')", "os.environ.setdefault() (A)"),
-        ("os.environ.pop('A', None)", "os.environ.pop() (A)"),
-        ("os.putenv('A', '1')", "putenv() (A)"),
-        ("from os import environ\nenviron['A'] = '1'", "os.environ (A)"),
-        ("from os import environ as e\ne['A'] = '1'", "os.environ (A)"),
-        ("env = os.environ\nenv['A'] = '1'", "os.environ (A)"),
-        ("from dotenv import load_dotenv\nload_dotenv()", "load_dotenv()"),
-        ("from dotenv import load_dotenv as load\nload()", "load_dotenv()"),
-        ("dotenv.load_dotenv('.env')", "load_dotenv() (.env)"),
-        ("if x:\n    os.environ['A'] = '1'", "os.environ (A)"),
-        ("for k in x:\n    os.environ[k] = '1'", "os.environ"),
-        ("class C:\n    os.environ['A'] = '1'", "os.environ (A)"),
-        ("def f():\n    os.environ['A'] = '1'\n\nf()", "os.environ (A)"),
-        ("def f():\n    os.environ['A'] = '1'\n\nrun(f)", "os.environ (A)"),
-        ("class C:\n    def f(self):\n        os.environ['A'] = '1'\n\nx.f()", "os.environ (A)"),
-        ("class C:\n    def __init__(self):\n        os.environ['A'] = '1'\n\nC()", "os.environ (A)"),
-        ("multiprocessing.set_start_method('spawn')", "set_start_method()"),
-        ("mp.set_sharing_strategy('file_system')", "set_sharing_strategy()"),
+        (2, "os.environ (A)", "os.environ['A'] = '1'"),
+        (2, "os.environ", "os.environ[name] = '1'"),
+        (2, "os.environ (A)", "del os.environ['A']"),
+        (2, "os.environ", "os.environ |= {'A': '1'}"),
+        (2, "os.environ.update()", "os.environ.update(A='1')"),
+        (2, "os.environ.setdefault() (A)", "os.environ.setdefault('A', '1')"),
+        (2, "os.environ.pop() (A)", "os.environ.pop('A', None)"),
+        (2, "putenv() (A)", "os.putenv('A', '1')"),
+        (3, "os.environ (A)", "from os import environ\nenviron['A'] = '1'"),
+        (3, "os.environ (A)", "from os import environ as e\ne['A'] = '1'"),
+        (3, "os.environ (A)", "env = os.environ\nenv['A'] = '1'"),
+        (3, "load_dotenv()", "from dotenv import load_dotenv\nload_dotenv()"),
+        (3, "load_dotenv()", "from dotenv import load_dotenv as load\nload()"),
+        (2, "load_dotenv() (.env)", "dotenv.load_dotenv('.env')"),
+        (3, "os.environ (A)", "if x:\n    os.environ['A'] = '1'"),
+        (3, "os.environ", "for k in x:\n    os.environ[k] = '1'"),
+        (3, "os.environ (A)", "class C:\n    os.environ['A'] = '1'"),
+        (3, "os.environ (A)", "def f():\n    os.environ['A'] = '1'\n\nf()"),
+        (3, "os.environ (A)", "def f():\n    os.environ['A'] = '1'\n\nrun(f)"),
+        (4, "os.environ (A)", "class C:\n    def f(self):\n        os.environ['A'] = '1'\n\nx.f()"),
+        (4, "os.environ (A)", "class C:\n    def __init__(self):\n        os.environ['A'] = '1'\n\nC()"),
+        (2, "set_start_method()", "multiprocessing.set_start_method('spawn')"),
+        (2, "set_sharing_strategy()", "mp.set_sharing_strategy('file_system')"),
     ],
 )
-def test_what_is_set_before_torch_is_imported_means_cold(write: str, what: str) -> None:
+def test_what_is_set_before_torch_is_imported_means_cold(line: int, what: str, write: str) -> None:
     """Torch might read it while it is imported; the reason has file, line and the place of the import."""
     advice = advise(f"import os\n{write}\nimport torch\n")
-    line = 2 + next(
-        i
-        for i, text in enumerate(write.splitlines())
-        if what.partition(" ")[0].split(".")[-1].rstrip("()") in text
-        or "[" in text
-        or "|=" in text
-        or "load()" in text
-    )
-    assert advice.is_cold
-    assert not advice.may_learn
-    assert advice.modules == ("torch",)
+    assert (advice.modules, advice.is_cold, advice.may_learn) == (("torch",), True, False)
     assert advice.reason.startswith(f"job/train.py:{line} ")
     assert what in advice.reason
-    assert advice.reason.endswith(f"(job/train.py:{3 + write.count(chr(10))})")
+    assert advice.reason.endswith(f"(job/train.py:{len(write.splitlines()) + 2})")
 
 
 def test_what_is_set_after_torch_is_imported_limits_preloading_to_torch() -> None:
@@ -179,9 +169,7 @@ def test_a_local_torch_is_not_preloaded() -> None:
     assert advise("import torch\n", torch="").modules == ()
 
 
-@pytest.mark.parametrize(
-    "source", ["import torch\nprint 'python 2'\n", "#!/bin/sh\necho hello there\n", "x = '\0'"]
-)
+@pytest.mark.parametrize("source", ["import torch\nprint 'x'\n", "#!/bin/sh\necho hello there\n", "x = '\0'"])
 def test_source_that_does_not_parse_means_cold(source: str) -> None:
     """The reason names the file."""
     advice = advise(source)

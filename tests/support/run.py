@@ -38,7 +38,11 @@ class Run:
     """One ftrun and all that it starts; make it with `start`."""
 
     def __init__(
-        self, directory: Path, arguments: Sequence[str], environment: Mapping[str, str], wrapper: Sequence[str]
+        self,
+        directory: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        wrapper: Sequence[str],
     ) -> None:
         self.directory = directory
         """Holds all of it: `pids`, `cwd`, `tmp`, `run` (the journal's), `state`."""
@@ -98,40 +102,39 @@ class Run:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"ftrun did not end within {timeout_s} s\n{self._tails()}") from None
+            raise AssertionError(f"ftrun did not end within {timeout_s} s{self._tails()}") from None
 
     def wait_until(self, is_true: Callable[[], object], what: str, timeout_s: float = DEADLINE_S) -> None:
-        """Look again and again until the condition holds; fails at the deadline, naming `what`."""
+        """Until the condition holds; fails, naming `what`, at the deadline and when ftrun ends without."""
+
+        def is_true_while_it_runs() -> bool:
+            is_over = (
+                self.process.poll() is not None
+            )  # before the condition is looked at: all is then written
+            result = bool(is_true())
+            assert result or not is_over, (
+                f"ftrun ended with {self.process.returncode} without {what}{self._tails()}"
+            )
+            return result
+
+        self._poll(is_true_while_it_runs, what, timeout_s)
+
+    def _poll(self, is_true: Callable[[], object], what: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         nobody_sets_it = threading.Event()
         while not is_true():
-            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}\n{self._tails()}"
+            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}{self._tails()}"
             nobody_sets_it.wait(_LOOK_EVERY_S)
 
     def wait_for_event(self, kind: type[E], count: int = 1, timeout_s: float = DEADLINE_S) -> list[E]:
-        """Events of one kind, once there are `count`; fails as soon as ftrun ends without."""
-        found: list[E] = []
-
-        def has_come() -> bool:
-            is_over = self.process.poll() is not None  # looked at first: the journal is then complete
-            found[:] = self.events(kind)
-            enough = len(found) >= count
-            assert enough or not is_over, f"ended without {count} x {kind.kind}\n{self._tails()}"
-            return enough
-
-        self.wait_until(has_come, f"{count} x {kind.kind}", timeout_s)
-        return found
+        """Events of one kind, once there are `count`."""
+        self.wait_until(lambda: len(self.events(kind)) >= count, f"{count} x {kind.kind}", timeout_s)
+        return self.events(kind)
 
     def wait_for_text(self, text: str, count: int = 1, timeout_s: float = DEADLINE_S) -> None:
-        """Until the text has come `count` times on stdout; fails as soon as ftrun ends without."""
-
-        def has_come() -> bool:
-            is_over = self.process.poll() is not None
-            enough = self.stdout.count(text) >= count
-            assert enough or not is_over, f"ended without {count} x {text!r}\n{self._tails()}"
-            return enough
-
-        self.wait_until(has_come, f"{count} x {text!r} on stdout", timeout_s)
+        """Until the text has come `count` times on stdout."""
+        what = f"{count} x {text!r} on stdout"
+        self.wait_until(lambda: self.stdout.count(text) >= count, what, timeout_s)
 
     def living(self) -> dict[int, str]:
         """Every process of the run that is there and no zombie: pid to command line."""
@@ -146,7 +149,7 @@ class Run:
 
     def wait_until_gone(self, timeout_s: float) -> None:
         """Until no process of the run is left."""
-        self.wait_until(lambda: not self.living(), "every process of the run is gone", timeout_s)
+        self._poll(lambda: not self.living(), "every process of the run is gone", timeout_s)
 
     def close(self) -> None:
         """Kill what is left: the agent first, lest it restarts anything."""
@@ -160,11 +163,11 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
             return not left
 
-        self.wait_until(is_gone, "what a test left behind dies of SIGKILL", 10)
+        self._poll(is_gone, "what a test left behind dies of SIGKILL", 10)
 
     def _tails(self) -> str:
         tails = [f"--- {name}\n{getattr(self, name)[-_TAIL_CHARACTERS:]}" for name in ("stdout", "stderr")]
-        return "\n".join([*tails, f"--- living\n{self.living()}"])
+        return "\n" + "\n".join([*tails, f"--- living\n{self.living()}"])
 
 
 @contextmanager
