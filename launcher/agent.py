@@ -214,17 +214,18 @@ class Agent:
                     self._progressed = set()
                     self._rounds.open(self.state.round_number, self.restart_count)
                 case rendezvous.Ask(signum):
-                    self._rounds.ask(signum, self._pool.pids)
+                    self._note_swept(self._rounds.ask(signum, self._pool.pids), "detached; asked to end")
                 case rendezvous.Kill():
-                    self._kill()
+                    self._note_swept(
+                        self._rounds.kill(self._pool.pids), "still there after the grace; SIGKILL"
+                    )
                 case rendezvous.Judge():
                     self._judge()
                 case rendezvous.GiveUp():
                     self._name_unkillable()
 
-    def _kill(self) -> None:
-        for pid, command in self._rounds.kill(self._pool.pids):
-            how = "still there after the grace; SIGKILL"
+    def _note_swept(self, strays: Sequence[tuple[int, str]], how: str) -> None:
+        for pid, command in strays:
             self._record(events.ProcessSwept(self.state.round_number, pid, command, how))
 
     def _name_unkillable(self) -> None:

@@ -19,6 +19,10 @@ class Entry:
     cold_reason: str = ""
     """Why nothing can be preloaded for it; "" if something can."""
 
+    def binary(self, own_python: str) -> str:
+        """The program that a worker's process runs; `own_python` is the interpreter of this one."""
+        return self.argv[0] if self.kind == "executable" else own_python
+
 
 def entry_of(options: LaunchOptions, own_python: str, python_exec: str | None) -> Entry:
     """The program that `options` name.

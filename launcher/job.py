@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -247,6 +248,7 @@ class Job:
                 failure_summary(
                     self._config.launch.training_script,
                     incident,
+                    binary=self._start.entry.binary(sys.executable),
                     host=self._node,
                     wall_offset_s=time.time() - time.monotonic(),
                     log_dir=str(logs.directory),

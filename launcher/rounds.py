@@ -85,9 +85,9 @@ class Rounds:
         """Pids of every process of the round that still runs, children and grandchildren included."""
         return self._group.remains(self._without(standby_pids))
 
-    def ask(self, signum: int, standby_pids: set[int]) -> None:
-        """Send `signum` once to every process of the round."""
-        self._group.ask(signum, self._without(standby_pids))
+    def ask(self, signum: int, standby_pids: set[int]) -> list[tuple[int, str]]:
+        """Send `signum` once to every process of the round; returns (pid, command) of detached ones."""
+        return self._group.ask(signum, self._without(standby_pids))
 
     def kill(self, standby_pids: set[int]) -> list[tuple[int, str]]:
         """SIGKILL what is left of the round; returns (pid, command) of each that was not a worker itself."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from types import FrameType
 
 PASSED_ON = frozenset({signal.SIGUSR1, signal.SIGUSR2})
-"""Given to the workers and followed by nothing, unless they are listed as ending the job: schedulers warn with
-them (Slurm's --signal)."""
+"""Given to the workers and followed by nothing, unless they are listed as ending the job: schedulers warn
+with them (Slurm's --signal)."""
 
 
 class SignalInbox:

@@ -46,9 +46,8 @@ class StoreHost:
     def close(self) -> None:
         """Stop serving; the port is free when this returns. Waits for a store that is just being made."""
         with self._lock:
-            self._store = (
-                None  # The last reference: torch's destructor stops the daemon and closes the socket.
-            )
+            # This was the last reference: torch's destructor stops the daemon and closes the socket.
+            self._store = None
             if self._listener is not None:
                 self._listener.close()
                 self._listener = None

@@ -12,6 +12,7 @@ import signal
 from ftrun.monitor.incident import Incident, RankExit
 
 NO_OTHER_FAILURES = "<NO_OTHER_FAILURES>"
+_CHILD_FAILED_ERROR = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 _NOT_AVAILABLE = "<N/A>"
 _MAX_WIDTH = 60
 _MAX_SHOWN_LINES = 20
@@ -19,10 +20,17 @@ _MAX_SHOWN_LINES = 20
 
 
 def failure_summary(
-    script: str, incident: Incident, *, host: str, wall_offset_s: float, log_dir: str | None = None
+    script: str,
+    incident: Incident,
+    *,
+    binary: str,
+    host: str,
+    wall_offset_s: float,
+    log_dir: str | None = None,
 ) -> str:
     """Several lines, without a newline at the end.
 
+    `binary` is the program that each worker runs: the interpreter, or the user's own with --no-python.
     `wall_offset_s` is what turns this node's CLOCK_MONOTONIC into UTC epoch: now by the wall clock minus now
     by the other. Times are shown in local time, as torchrun does.
     """
@@ -42,7 +50,13 @@ def failure_summary(
     width = min(_MAX_WIDTH, max(map(len, [title, *body, *others])))
     border, rule = "=" * width, "-" * width
     tail = [rule, "Other failures:", *others, *stopped, *logs, border]
-    return "\n".join(["", border, title, rule, *body, *tail])
+    return "\n".join([*_announcement(incident.culprit, binary), border, title, rule, *body, *tail])
+
+
+def _announcement(exit: RankExit, binary: str) -> list[str]:
+    """The two lines by which tools find torchrun's summary and the rank to blame."""
+    where = f"local_rank: {exit.local_rank} (pid: {exit.pid}) of binary: {binary}"
+    return [f"failed (exitcode: {exit.exit_code}) {where}", f"{_CHILD_FAILED_ERROR}:"]
 
 
 def _failure(index: int, exit: RankExit, host: str, wall_offset_s: float) -> list[str]:

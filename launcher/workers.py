@@ -128,16 +128,21 @@ class WorkerGroup:
         """Pids of every process of the round that still runs, children and grandchildren included."""
         return process.descendants(os.getpid(), without=standby_pids)
 
-    def ask(self, signum: int, standby_pids: set[int]) -> None:
-        """Send `signum` once to every process of the round: by group, then to each that left it."""
+    def ask(self, signum: int, standby_pids: set[int]) -> list[tuple[int, str]]:
+        """Send `signum` once to every process of the round: by group, then to each that left it.
+
+        Returns (pid, command) of those that left it, as a detached child does.
+        """
         groups = {worker.pid for worker in self.workers}
         strays = [pid for pid in self.remains(standby_pids) if _group_of(pid) not in groups]
+        named = [(pid, process.command_of(pid)) for pid in strays]
         for worker in self.workers:
             worker.standby.process.signal_group(signum)
             if process.state_of(worker.pid) == "T":  # a stopped process acts on nothing but SIGKILL
                 worker.standby.process.signal_group(signal.SIGCONT)
         for pid in strays:
             process.kill_descendant(pid, signum, os.getpid())
+        return named
 
     def kill(self, standby_pids: set[int]) -> list[tuple[int, str]]:
         """SIGKILL what is left of the round; returns (pid, command) of each that was not a worker itself."""

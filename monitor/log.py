@@ -7,6 +7,7 @@ tens of milliseconds, which the start of the workers must not wait for.
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal, Protocol, cast
@@ -131,8 +132,10 @@ def _job_sentence(event: ev.Event) -> str:
         case ev.RecoveryCompleted():
             return _recovery_sentence(event)
         case ev.SignalReceived():
-            again = f" ({event.count} times now)" if event.count > 1 else ""
-            return f"received {event.signal_name}{again}: ending the job, grace {event.grace_s:g} s"
+            # torchrun's words, which tools look for.
+            words = f"Received {getattr(signal, event.signal_name, 0):d} death signal, shutting down workers"
+            again = f", {event.count} signals now" if event.count > 1 else ""
+            return f"{words} ({event.signal_name}{again}; grace {event.grace_s:.3g} s)"
         case ev.SignalForwarded():
             skipped = f"; not to {_ranks(event.skipped_ranks)}" if event.skipped_ranks else ""
             return f"passed {event.signal_name} on to {_ranks(event.ranks)}{skipped}"

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -138,12 +139,12 @@ def _run_program() -> subprocess.CompletedProcess[str]:
 
 def _wait_for_hung_child(caller: int) -> list[int]:
     """The child of `caller`, once it has loaded the library (and so has set its death signal)."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline, nobody_sets_it = time.monotonic() + DEADLINE_S, threading.Event()
     while time.monotonic() < deadline:
         for pid in _children_that_read_nvml(caller):
             if "libnvidia-ml" in Path(f"/proc/{pid}/maps").read_text():
                 return [pid]
-        time.sleep(0.01)
+        nobody_sets_it.wait(0.01)
     return []
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ftrun.launcher.process import state_of
-from ftrun.monitor import events
 
-from tests.support.run import WORKER, finish
+from ftrun.monitor import events
+from tests.support.run import WORKER, finish, start
 
 HUNG_FUSE = Path(__file__).parents[1] / "support" / "hung_fuse.py"
 RAISE = "raise ValueError('always the same')"
@@ -99,17 +97,22 @@ def mount_point(tmp_path: Path) -> Path:
 
 def test_worker_that_survives_sigkill_is_94_and_named(tmp_path: Path, mount_point: Path) -> None:
     """A rank in uninterruptible sleep cannot be ended: the agent says so and leaves, in bounded time."""
-    code = f"os.stat('{mount_point}/x') if rank == 0 else (time.sleep(0.3), die(signal.SIGKILL))"
+    code = f"""
+if rank == 0:
+    (directory / "entering").touch()
+    os.stat("{mount_point}/x")
+wait_for("entering")
+time.sleep(0.3)
+die(signal.SIGKILL)
+"""
     short = ("--shutdown-timeout", "0.3", "--ft-set", "ftrun.stop.kill_timeout=0.5")
-    exit_code, run = finish(
-        tmp_path, "--nproc-per-node", "2", *short, WORKER, code,
-        wrapper=(sys.executable, str(HUNG_FUSE), str(mount_point)),
-    )  # fmt: skip
-    assert exit_code == 94, run.stderr
+    beside = (sys.executable, str(HUNG_FUSE), str(mount_point))
+    with start(tmp_path, "--nproc-per-node", "2", *short, WORKER, code, wrapper=beside) as run:
+        assert run.wait() == 94, run.stderr
+        run.wait_until_gone(5)  # the filesystem is taken away, and SIGKILL has its effect
     (unkillable,) = run.events(events.WorkerUnkillable)
     assert (unkillable.rank, unkillable.state) == (0, "D")
     assert f"pid {unkillable.pid}" in run.stderr
-    assert state_of(unkillable.pid) in ("", "Z")
 
 
 def test_death_of_the_agent_by_signal_is_128_plus_n(tmp_path: Path) -> None:

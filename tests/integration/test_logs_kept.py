@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from ftrun.monitor import events
-
 from tests.support.run import WORKER, finish
 
 TWO = ("--nproc-per-node", "2")
@@ -98,7 +97,7 @@ def test_last_lines_before_sigkill_are_there_without_python(tmp_path: Path) -> N
 
 
 def test_no_temporary_directory_is_left_behind(tmp_path: Path) -> None:
-    """Neither a job that ended well nor one that failed leaves anything in TMPDIR; its logs are where it says."""
+    """TMPDIR is empty after a job that ended well and after one that failed; the logs are where it says."""
     for name, code in (("well", "pass"), ("badly", "sys.exit(1)")):
         _, run = finish(tmp_path / name, *TWO, "--max-restarts=0", WORKER, code)
         assert list((run.directory / "tmp").iterdir()) == []
@@ -116,7 +115,7 @@ def test_console_filter_hides_a_rank_but_keeps_its_file(tmp_path: Path) -> None:
 
 
 def test_parts_that_tools_expect_of_the_tree(tmp_path: Path) -> None:
-    """`<log-dir>/<id>_<random>/attempt_<n>/<local rank>/{stdout.log,stderr.log,error.json}`, as torchrun has it."""
+    """As torchrun has it: `<id>_<random>/attempt_<n>/<local rank>/`, with three files in it."""
     options = ("--log-dir", str(tmp_path / "logs"), "--rdzv-id=job7", "--redirects=3", "--max-restarts=0")
     exit_code, run = finish(tmp_path, *options, WORKER, "raise ValueError('x')")
     assert exit_code == 1, run.stderr

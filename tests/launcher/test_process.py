@@ -90,7 +90,8 @@ def run_apart(program: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("program", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("os.kill(os.getpid(), 40)", -40)]
+    ("program", "code"),
+    [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9), ("os.kill(os.getpid(), 40)", -40)],
 )
 def test_end_is_seen_before_it_is_reaped(program: str, code: int) -> None:
     """The pid stays taken by a zombie until `reap`, so that its group can still be signalled safely."""
@@ -233,7 +234,15 @@ def test_nothing_catches_a_signal_that_is_not_there_any_more() -> None:
 
 @pytest.mark.parametrize(
     ("exit_code", "name"),
-    [(0, None), (1, None), (255, None), (-9, "SIGKILL"), (-15, "SIGTERM"), (-34, "SIGRTMIN"), (-64, "SIGRTMAX")],
+    [
+        (0, None),
+        (1, None),
+        (255, None),
+        (-9, "SIGKILL"),
+        (-15, "SIGTERM"),
+        (-34, "SIGRTMIN"),
+        (-64, "SIGRTMAX"),
+    ],
 )
 def test_signals_have_names(exit_code: int, name: str | None) -> None:
     """Ordinary exit codes name no signal."""
@@ -263,7 +272,7 @@ def test_command_shows_the_script_and_no_secret() -> None:
 
 
 def test_stopped_process_is_told_apart() -> None:
-    """"T" is what makes the agent send SIGCONT after SIGTERM."""
+    """State T is what makes the agent send SIGCONT after SIGTERM."""
     with running("os.write(1, b'up'); os.read(0, 1)") as child:
         child.line()
         child.process.signal(signal.SIGSTOP)

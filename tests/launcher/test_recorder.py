@@ -64,7 +64,9 @@ def test_queued_event_is_written_before_the_next_one(readers: Readers) -> None:
 def test_events_queued_by_many_threads_are_all_written_once(readers: Readers) -> None:
     """Nothing is lost or doubled while the agent writes at the same time."""
     threads = [
-        threading.Thread(target=lambda n=n: [readers.record.queue(StoreFailed(f"{n}.{i}")) for i in range(50)])
+        threading.Thread(
+            target=lambda n=n: [readers.record.queue(StoreFailed(f"{n}.{i}")) for i in range(50)]
+        )
         for n in range(4)
     ]
     for thread in threads:

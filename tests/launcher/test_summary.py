@@ -15,12 +15,16 @@ def exited(rank: int, code: int, *, stopped: bool = False, **more: object) -> Ra
 def summary(culprit: RankExit, *collateral: RankExit, log_dir: str | None = None) -> str:
     reasons = (f"rank {culprit.rank} fell", "no OOM kill")
     incident = Incident(IncidentKind.KILLED, 0, "n0", culprit, reasons, "f", True, collateral)
-    return failure_summary("train.py", incident, host="node-a", wall_offset_s=1.7e9, log_dir=log_dir)
+    return failure_summary(
+        "train.py", incident, binary="/bin/python", host="node-a", wall_offset_s=1.7e9, log_dir=log_dir
+    )
 
 
 def test_killed_rank_is_told_in_the_lines_that_tools_look_for() -> None:
     """Labels, exit code, pid and signal stand as torchrun prints them."""
     lines = summary(exited(3, -9)).split("\n")
+    assert "failed (exitcode: -9) local_rank: 1 (pid: 103) of binary: /bin/python" in lines
+    assert "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:" in lines
     assert "train.py FAILED" in lines
     assert "Root Cause (first observed failure):" in lines
     assert "  host      : node-a" in lines

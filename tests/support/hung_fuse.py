@@ -31,7 +31,7 @@ def _must(what: str, result: int) -> None:
 
 
 def mount(path: str) -> int:
-    """Mount on `path`, seen by this process and its children only; the descriptor of the filesystem's side."""
+    """Mount on `path`, for this process and its children only; returns the filesystem's own descriptor."""
     _must("unshare", _libc.unshare(_CLONE_NEWNS))
     _must("mount --make-rprivate /", _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None))
     fd = os.open("/dev/fuse", os.O_RDWR)

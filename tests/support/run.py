@@ -177,7 +177,7 @@ def start(
     environment: Mapping[str, str] | None = None,
     wrapper: Sequence[str] = (),
 ) -> Iterator[Run]:
-    """Start `ftrun arguments...` with everything it writes below `directory`; whatever happens, all of it ends.
+    """Start `ftrun arguments...`, all its files below `directory`; whatever happens, all of it ends.
 
     `wrapper` is a command that runs what follows it.
     """
