@@ -15,8 +15,11 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ftrun.launcher import process, recovery, rendezvous
+from ftrun.launcher import exit_codes, process, recovery, rendezvous
 from ftrun.launcher.control import ControlError, Progress
+from ftrun.launcher.grace import GraceWatch
+from ftrun.launcher.hang_records import calculated_event, hang_event
+from ftrun.launcher.mailbox import Mailbox
 from ftrun.launcher.model import Action, Decision, PastIncident
 from ftrun.launcher.recovery import Recovery
 from ftrun.launcher.rendezvous import Cause, Phase, State, advance
@@ -24,14 +27,29 @@ from ftrun.launcher.rounds import Rounds
 from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.standby import Standby
 from ftrun.launcher.standby_pool import StandbyPool
+from ftrun.launcher.watchdog import Watchdog
 from ftrun.launcher.watcher import Watcher
 from ftrun.launcher.workers import Worker
 from ftrun.monitor import events
 from ftrun.monitor.diagnosis import diagnose
+from ftrun.monitor.heartbeats import RankHeartbeats, Timeouts
 from ftrun.monitor.incident import Incident
+from ftrun.monitor.liveness import Verdict, name_culprits
+from ftrun.monitor.log import sentence
+from ftrun.monitor.wire import ControlRequest, WorkloadAction
 
 _LONGEST_WAIT_S = 5.0
 """Upper bound of one wait: memory for standbys is looked at again, and the liveness endpoint sees a turn."""
+
+
+_REQUESTED_CODES = {
+    WorkloadAction.SHUTDOWN_WORKLOAD: exit_codes.FUTILE,
+    WorkloadAction.EXCLUDE_THIS_NODE: exit_codes.NODE_UNHEALTHY,
+}
+"""What a worker's request means for the job on this node; the others change nothing."""
+
+Note = ControlRequest | tuple[int, RankHeartbeats]
+"""What the heartbeat servers tell the agent: a request, or a local rank and its new state."""
 
 
 class Record(Protocol):
@@ -50,7 +68,10 @@ class Agent:
         graces: rendezvous.Graces,
         decide: Callable[[Incident, Sequence[PastIncident]], Decision],
         max_restarts: int,
+        termination_signal: int,
         rounds: Rounds,
+        watchdog: Watchdog,
+        mailbox: Mailbox[Note],
         pool: StandbyPool,
         inbox: SignalInbox,
         watcher: Watcher[object],
@@ -61,7 +82,10 @@ class Agent:
         self._graces = graces
         self._decide = decide
         self._max_restarts = max_restarts
+        self._termination_signal = termination_signal
         self._rounds = rounds
+        self._watchdog = watchdog
+        self._mailbox = mailbox
         self._pool = pool
         self._inbox = inbox
         self._watcher = watcher
@@ -69,6 +93,9 @@ class Agent:
         self._clock = clock
         self._history: tuple[PastIncident, ...] = ()
         self._recovery: Recovery | None = None
+        self._hang: Verdict | None = None
+        self._grace = GraceWatch()
+        self._calculated: dict[int, Timeouts] = {}
         self._progressed: set[int] = set()
         self.last_incident: Incident | None = None
         self.turned_at = clock()
@@ -82,6 +109,7 @@ class Agent:
     def run(self) -> None:
         """Loop until the job has ended; `state` then holds the exit code and the reason."""
         self._watcher.add(self._inbox.fileno(), self._inbox)
+        self._watcher.add(self._mailbox.fileno(), self._mailbox)
         self._read_levels()
         while self.state.phase is not Phase.ENDED:
             for source in self._watcher.wait(self._wait_s()):
@@ -89,13 +117,17 @@ class Agent:
             self._read_levels()
 
     def _wait_s(self) -> float:
-        deadline = self.state.deadline
-        return _LONGEST_WAIT_S if deadline is None else min(_LONGEST_WAIT_S, deadline - self._clock())
+        deadlines = (self.state.deadline, self._watchdog.next_look_at, self._grace.next_look_at)
+        now = self._clock()
+        return min(_LONGEST_WAIT_S, *(at - now for at in deadlines if at is not None))
 
     def _take(self, source: object) -> None:
         if source is self._inbox:
             for number in self._inbox.read():
                 self._take_signal(number)
+        elif source is self._mailbox:
+            for note in self._mailbox.take():
+                self._take_note(note)
         elif isinstance(source, Standby):
             worker = next((one for one in self._rounds.workers if one.standby is source), None)
             if worker is None:
@@ -104,6 +136,28 @@ class Agent:
                 self._read_worker(worker)
             if source.has_hung_up:  # it would be readable for ever
                 self._watcher.remove(source.control.fileno())
+
+    def _take_note(self, note: Note) -> None:
+        """What the heartbeat servers have left for the agent."""
+        if isinstance(note, ControlRequest):
+            self._take_request(note)
+            return
+        self._watchdog.wake()
+        local_rank, heartbeats = note
+        timeouts = heartbeats.timeouts
+        if timeouts.calculated and self._calculated.get(local_rank) != timeouts:
+            self._calculated[local_rank] = timeouts
+            self._record(calculated_event(timeouts, self.state.round_number, heartbeats.global_rank))
+
+    def _take_request(self, request: ControlRequest) -> None:
+        """A worker wants something of the job; acted on at once."""
+        round_number, action = self.state.round_number, request.action
+        name = action.name.title().replace("_", "")  # as nvidia-resiliency-ext writes it
+        what = events.RequestReceived(round_number, request.global_rank, name, request.description)
+        self._record(what, durable=True)
+        code = _REQUESTED_CODES.get(action)
+        if code is not None and self.state.phase is not Phase.ENDED:
+            self._advance(rendezvous.StopRequested(code, sentence(what)))
 
     def _take_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCHLD:
@@ -173,11 +227,42 @@ class Agent:
                 )
             )
             self._advance(rendezvous.AllGone())
+        self._look_for_hangs(now)
+        self._shorten_grace(now)
         if self.state.phase is not Phase.ENDED:
             self._advance(rendezvous.Woke())
         self._pool.sweep()
         if self._is_moving() and self.restart_count < self._max_restarts:
             self._pool.refill()
+
+    def _look_for_hangs(self, now: float) -> None:
+        look_at = self._watchdog.next_look_at
+        if self.state.phase is not Phase.RUNNING or look_at is None or now < look_at:
+            return
+        verdict = self._watchdog.look(now)
+        if verdict is None:
+            return
+        # What the ranks are doing is saved before anything is ended, and tells who holds up the others.
+        self._hang = hang = name_culprits(verdict, self._watchdog.signs, self._rounds.save_stacks(), now)
+        self._record(hang_event(hang, self.state.round_number), durable=True)
+        blamed = hang.culprits or (() if hang.rank is None else (hang.rank,))
+        local_ranks = tuple(one.local_rank for one in self._rounds.workers if one.rank in blamed)
+        self._advance(rendezvous.Hung(local_ranks))
+
+    def _shorten_grace(self, now: float) -> None:
+        """After a failure: end survivors that were asked to end and can never act on it."""
+        is_asked = self.state.phase is Phase.STOPPING and self.state.cause is Cause.FAILURE
+        if not is_asked or self.state.has_killed:
+            self._grace.rest()
+            return
+        if not self._grace.is_due(now):
+            return
+        running = {worker.rank: worker for worker in self._rounds.workers if worker.exit_code is None}
+        signs = self._watchdog.read_signs(now, is_full=True)
+        for rank in self._grace.look({rank: signs[rank] for rank in running}, now):
+            worker = running[rank]
+            self._record(events.GraceEnded(self.state.round_number, rank, now - self.state.stop_began_at))
+            self._rounds.end(worker.local_rank, signal.SIGKILL)
 
     def _is_moving(self) -> bool:
         return self.state.phase is Phase.RUNNING and len(self._progressed) == self.state.local_world_size
@@ -212,8 +297,14 @@ class Agent:
             match action:
                 case rendezvous.StartRound():
                     self._progressed = set()
+                    self._hang = None
                     self._rounds.open(self.state.round_number, self.restart_count)
+                    self._watchdog.watch(self._rounds.workers, self._clock())
+                case rendezvous.EndHung(local_ranks):
+                    for local_rank in local_ranks:
+                        self._rounds.end(local_rank, self._termination_signal)
                 case rendezvous.Ask(signum):
+                    self._watchdog.rest()
                     self._note_swept(self._rounds.ask(signum, self._pool.pids), "detached; asked to end")
                 case rendezvous.Kill():
                     self._note_swept(
@@ -244,7 +335,7 @@ class Agent:
         failed_plan = self._rounds.plan
         assert failed_plan is not None
         last_step = recovery.last_step(failed_plan, self._rounds.pages())
-        incident = diagnose([self._rounds.close(seen_at=self.state.stop_began_at)])
+        incident = diagnose([self._rounds.close(self.state.stop_began_at, self._hang)])
         decision = self._decide(incident, self._history)
         is_restart = decision.action is Action.RESTART
         self.last_incident = incident
@@ -275,9 +366,9 @@ class Agent:
 
 
 def _cause_name(state: State) -> str:
-    if state.signum:
-        return signal.Signals(state.signum).name
-    return "success" if state.cause is Cause.SUCCESS else "failure"
+    if state.cause is Cause.SIGNAL and state.ending is not None:
+        return signal.Signals(state.ending.signum).name
+    return state.cause.value if state.cause is not None else ""
 
 
 def _diagnosed(incident: Incident) -> events.IncidentDiagnosed:

@@ -80,8 +80,10 @@ class RestartConfig:
     """Pauses before a restart; in files `max_restarts` stands beside them, here it is in `LaunchOptions`."""
 
     backoff_initial: float = setting(
-        0.25, v.SECONDS, "seconds",
-        "First pause before a restart that comes before any progress; it doubles each time."
+        0.25,
+        v.SECONDS,
+        "seconds",
+        "First pause before a restart that comes before any progress; it doubles each time.",
     )
     backoff_max: float = setting(
         5.0, v.SECONDS, "seconds", "Longest such pause; a cause that needs longer needs a person."
@@ -93,18 +95,23 @@ class StopConfig:
     """How long workers may take to end; `--shutdown-timeout` rules both graces when given."""
 
     grace_after_failure: float = setting(
-        5.0, v.SECONDS, "seconds",
+        5.0,
+        v.SECONDS,
+        "seconds",
         "SIGTERM to SIGKILL after a rank failed: the others mostly wait for it in a collective and "
-        "cannot answer."
+        "cannot answer.",
     )
     grace_after_signal: float = setting(
-        30.0, v.SECONDS, "seconds",
-        "SIGTERM to SIGKILL after the agent was told to stop: time to save, as torchrun and Kubernetes "
-        "give."
+        30.0,
+        v.SECONDS,
+        "seconds",
+        "SIGTERM to SIGKILL after the agent was told to stop: time to save, as torchrun and Kubernetes give.",
     )
     kill_timeout: float = setting(
-        10.0, v.INTERVAL, "seconds",
-        "Longest wait for a process to vanish after SIGKILL; one that stays is reported as unkillable."
+        10.0,
+        v.INTERVAL,
+        "seconds",
+        "Longest wait for a process to vanish after SIGKILL; one that stays is reported as unkillable.",
     )
 
 
@@ -113,13 +120,17 @@ class StandbyConfig:
     """Worker processes that have done their imports and wait for a rank."""
 
     mode: str = setting(
-        "auto", v.choice_of("auto", "on", "off"), "auto, on or off",
+        "auto",
+        v.choice_of("auto", "on", "off"),
+        "auto, on or off",
         "auto starts cold where preloading could change what the script does; on overrides that; off "
-        "never preloads."
+        "never preloads.",
     )
     min_free_memory: int = setting(
-        4 * 1024**3, v.SIZE, "bytes, or text such as 4GiB",
-        "Memory that must stay free for a standby to be started: training needs it more."
+        4 * 1024**3,
+        v.SIZE,
+        "bytes, or text such as 4GiB",
+        "Memory that must stay free for a standby to be started: training needs it more.",
     )
 
 
@@ -128,8 +139,25 @@ class CheckpointConfig:
     """Where checkpoints are."""
 
     dir: str | None = setting(
-        None, v.TEXT_OR_OFF, "path",
-        "The newest whole checkpoint below it is handed to the workers of each round."
+        None,
+        v.TEXT_OR_OFF,
+        "path",
+        "The newest whole checkpoint below it is handed to the workers of each round.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutsConfig:
+    """When a job in which no rank shows any sign of progress is hung; `docs/timeouts.md` has the rule."""
+
+    stall: str | float = setting(
+        "auto",
+        v.STALL,
+        "auto, off, or seconds",
+        "auto learns from the longest quiet time that this job has shown; a number is a fixed limit.",
+    )
+    stall_floor: float = setting(
+        60.0, v.INTERVAL, "seconds", "Least limit that is learned: a pause of the machine is no hang."
     )
 
 
@@ -141,17 +169,19 @@ class FtrunConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     standby: StandbyConfig = field(default_factory=StandbyConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     run_dir: str | None = setting(
-        None, v.TEXT_OR_OFF, "path",
-        "Journal and logs of the run; null for $XDG_STATE_HOME/ftrun/<run_id>."
+        None, v.TEXT_OR_OFF, "path", "Journal and logs of the run; null for $XDG_STATE_HOME/ftrun/<run_id>."
     )
     log_format: str = setting(
         "human", v.choice_of("human", "json"), "human or json", "How events are written to the terminal."
     )
     graceful_exit_code: int | None = setting(
-        None, v.EXIT_CODE_OR_OFF, "exit code",
+        None,
+        v.EXIT_CODE_OR_OFF,
+        "exit code",
         "After a stop by signal n when all workers exited 0; null for 128+n, which keeps a drained pod "
-        "from counting as finished."
+        "from counting as finished.",
     )
 
 

@@ -35,6 +35,8 @@ class Preload:
     """Agent to worker, always first: import these modules, in this order (may be empty)."""
 
     modules: tuple[str, ...] = ()
+    is_for_later: bool = False
+    """No rank waits for this worker: it may do what takes time, such as `store.rehearse`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ def encode(message: Message) -> bytes:
     """One whole frame. Bytes of the environment that are not UTF-8 survive (surrogate escapes)."""
     body: dict[str, object]
     match message:
-        case Preload(modules):
-            body = {"type": "preload", "modules": modules}
+        case Preload(modules, is_for_later):
+            body = {"type": "preload", "modules": modules, "is_for_later": is_for_later}
         case Activate(environment, argv, kind):
             body = {"type": "activate", "environment": environment, "argv": argv, "kind": kind}
         case Ready(preload_s, failed, cuda_initialized_by):
@@ -102,8 +104,12 @@ def decode(payload: bytes) -> Message:
     except (ValueError, RecursionError) as error:
         raise ControlError(f"control frame is not JSON: {error}") from error
     match body:
-        case {"type": "preload", "modules": list(modules)} if _are_texts(modules):
-            return Preload(tuple(modules))
+        case {
+            "type": "preload",
+            "modules": list(modules),
+            "is_for_later": bool(is_for_later),
+        } if _are_texts(modules):
+            return Preload(tuple(modules), is_for_later)
         case {"type": "progress", "modules": list(modules)} if _are_texts(modules):
             return Progress(tuple(modules))
         case {

@@ -34,8 +34,9 @@ def entry_of(options: LaunchOptions, own_python: str, python_exec: str | None) -
     if options.run_path:
         return Entry("script", command)
     if options.no_python:
-        return Entry("executable", command, "--no-python")
+        return Entry("executable", command, "the program is not Python (--no-python)")
     if python_exec and python_exec != own_python:
         dash_m = ("-m",) if options.is_module else ()
-        return Entry("executable", (python_exec, "-u", *dash_m, *command), f"PYTHON_EXEC={python_exec}")
+        reason = f"the script runs under another interpreter, {python_exec} (PYTHON_EXEC)"
+        return Entry("executable", (python_exec, "-u", *dash_m, *command), reason)
     return Entry("module" if options.is_module else "script", command)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from ftrun.launcher import values as v
 from ftrun.launcher.values import setting
 
-_NO_HANGS = "this version does not detect hangs yet, so no worker is stopped for it"
 _NO_HEALTH = "this version has no health checks yet, so nothing is checked for it"
 _NO_CYCLES = "this version judges progress by optimizer steps and does not read this value yet"
 _NO_ATTRIBUTION = "this version has no attribution service yet, so nothing is sent to one"
@@ -22,35 +21,33 @@ class FaultToleranceConfig:
     """The `fault_tolerance:` section: fields of nvidia-resiliency-ext 0.4.1 to 0.7, with 0.7's defaults."""
 
     workload_check_interval: float = setting(
-        5.0, v.INTERVAL, "seconds", "How often heartbeats and sections are compared with their timeouts.",
-        _NO_HANGS
+        5.0, v.INTERVAL, "seconds", "How often heartbeats and sections are compared with their timeouts."
     )
     initial_rank_heartbeat_timeout: float | None = setting(
         None, v.TIMEOUT, "seconds",
-        "Longest wait for a rank's first heartbeat, which includes imports, loading and compilation.",
-        _NO_HANGS
+        "Longest wait for a rank's first heartbeat, which includes imports, loading and compilation."
     )
     rank_heartbeat_timeout: float | None = setting(
         None, v.TIMEOUT, "seconds",
-        "Longest gap between two heartbeats of a rank; at most the initial timeout.", _NO_HANGS
+        "Longest gap between two heartbeats of a rank; at most the initial timeout."
     )
     rank_section_timeouts: tuple[tuple[str, float | None], ...] = setting(
         (), v.SECTION_TIMEOUTS, "seconds by section name",
-        "Longest stay in each named section of the script.", _NO_HANGS
+        "Longest stay in each named section of the script."
     )
     rank_out_of_section_timeout: float | None = setting(
-        None, v.TIMEOUT, "seconds", "Longest stay outside all sections.", _NO_HANGS
+        None, v.TIMEOUT, "seconds", "Longest stay outside all sections."
     )
     node_health_check_interval: float = setting(
         5.0, v.INTERVAL, "seconds", "How often the node's health is checked while training runs.",
         _NO_HEALTH
     )
     safety_factor: float = setting(
-        5.0, v.FACTOR, "factor", "Observed intervals times this give the learned timeouts.", _NO_HANGS
+        5.0, v.FACTOR, "factor", "Observed intervals times this give the learned timeouts."
     )
     rank_termination_signal: str = setting(
         "SIGKILL", v.SIGNAL, "signal name or number",
-        "Ends a rank that hangs; a hung rank seldom obeys a weaker signal.", _NO_HANGS
+        "Ends a rank that hangs; a hung rank seldom obeys a weaker signal."
     )
     log_level: int = setting(
         20, v.LOG_LEVEL, "10 DEBUG, 20 INFO, 30 WARNING, 40 ERROR, 50 CRITICAL",
@@ -99,8 +96,7 @@ class FaultToleranceConfig:
         "ftrun always ends every process of a round, so there is nothing to switch"
     )
     skip_section_response: bool = setting(
-        True, v.SWITCH, "true or false", "Section messages need no answer, which makes them cheaper.",
-        _NO_HANGS
+        True, v.SWITCH, "true or false", "Section messages need no answer, which makes them cheaper."
     )
     segment: int | None = setting(
         None, v.COUNT_OR_OFF, "nodes", "Nodes of one network domain that must be used together.",
@@ -130,7 +126,7 @@ class FaultToleranceConfig:
     )
     num_warmup_iterations: int = setting(
         5, v.COUNT, "iterations",
-        "First iterations that learned timeouts leave out, because they are slow.", _NO_HANGS
+        "First iterations that learned timeouts leave out, because they are slow."
     )
     attribution_endpoint: str | None = setting(
         None, v.TEXT_OR_OFF, "host:port or URL", "Service that explains failures.", _NO_ATTRIBUTION

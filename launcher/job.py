@@ -13,6 +13,7 @@ import platform
 import re
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -27,10 +28,11 @@ from typing import cast
 import psutil
 
 from ftrun.launcher import elastic_events, exit_codes, health_port, numa, policy
-from ftrun.launcher.agent import Agent
+from ftrun.launcher.agent import Agent, Note
 from ftrun.launcher.config import Config
 from ftrun.launcher.evidence import OomCounter
 from ftrun.launcher.logs import DEFAULT_PREFIX_TEMPLATE, LogOptions, RunLogs
+from ftrun.launcher.mailbox import Mailbox
 from ftrun.launcher.numa_choice import NumaBinding
 from ftrun.launcher.output import OutputPump
 from ftrun.launcher.ranks import assign
@@ -43,11 +45,17 @@ from ftrun.launcher.standby_pool import StandbyPool
 from ftrun.launcher.start import Start
 from ftrun.launcher.store import StoreHost
 from ftrun.launcher.summary import failure_summary
+from ftrun.launcher.watchdog import Watchdog
 from ftrun.launcher.watcher import Watcher
 from ftrun.launcher.workers import WorkerGroup
 from ftrun.monitor import events
+from ftrun.monitor.heartbeats import Timeouts
 from ftrun.monitor.journal import Journal
 from ftrun.monitor.log import LogFormat, configure, level_from
+from ftrun.monitor.server import HeartbeatServers
+from ftrun.monitor.sockets import SocketPathError, make_runtime_directory
+from ftrun.monitor.stall_limits import StallLimits
+from ftrun.monitor.wire import ClientSettings
 
 
 class _ConsoleText(io.TextIOBase):
@@ -84,10 +92,13 @@ class Job:
         watcher: Watcher[object] = Watcher()
         self._stack.callback(watcher.close)
         pool = self._make_pool(watcher)
-        rounds = self._make_rounds(pool, logs)
         self._announce()
+        mailbox: Mailbox[Note] = Mailbox()
+        watchdog = self._make_watchdog(mailbox)
+        self._stack.callback(watchdog.close)
+        rounds = self._make_rounds(pool, logs, watchdog)
         pool.adopt(first)
-        agent = self._make_agent(rounds, pool, inbox, watcher)
+        agent = self._make_agent(rounds, watchdog, mailbox, pool, inbox, watcher)
         self._stack.callback(agent.close)
         self._start_health_port(agent)
         agent.run()
@@ -140,13 +151,12 @@ class Job:
             lambda: psutil.virtual_memory().available,
             self._config.ftrun.standby.min_free_memory,
             self._start.may_learn,
+            self._start.advice.reason if self._start.advice.is_cold else "",
         )
         pool.modules = self._start.modules
-        if self._start.advice.is_cold:
-            self._record.queue(events.StandbySuspended(self._start.advice.reason))
         return pool
 
-    def _make_rounds(self, pool: StandbyPool, logs: RunLogs) -> Rounds:
+    def _make_rounds(self, pool: StandbyPool, logs: RunLogs, watchdog: Watchdog) -> Rounds:
         options = self._config.launch
         directory = self._config.ftrun.checkpoint.dir
         binding = self._numa_binding()
@@ -161,9 +171,47 @@ class Job:
             abandoned_pids=frozenset() if binding.survivor_pid is None else frozenset({binding.survivor_pid}),
         )
         group = WorkerGroup(self._start.entry, pool.take, pool.discard)
-        return Rounds(
-            setting, group, logs, self._pump, StoreHost(self._warn_store), OomCounter(), self._record
+        store = StoreHost(self._warn_store)
+        return Rounds(setting, group, logs, self._pump, store, OomCounter(), watchdog, self._record)
+
+    def _make_watchdog(self, mailbox: Mailbox[Note]) -> Watchdog:
+        section, timeouts = self._config.fault_tolerance, self._config.ftrun.timeouts
+        limits = Timeouts.from_config(
+            section.initial_rank_heartbeat_timeout,
+            section.rank_heartbeat_timeout,
+            dict(section.rank_section_timeouts),
+            section.rank_out_of_section_timeout,
+            section.num_warmup_iterations,
         )
+        stall = StallLimits(
+            is_learning=timeouts.stall == "auto",
+            fixed_s=timeouts.stall if isinstance(timeouts.stall, float) else None,
+            floor_s=timeouts.stall_floor,
+            safety_factor=section.safety_factor,
+            initial_s=section.initial_rank_heartbeat_timeout,
+        )
+        return Watchdog(self._serve_heartbeats(limits, mailbox), limits, stall)
+
+    def _serve_heartbeats(self, limits: Timeouts, mailbox: Mailbox[Note]) -> HeartbeatServers | None:
+        section = self._config.fault_tolerance
+        settings = ClientSettings(
+            section.safety_factor,
+            section.skip_section_response,
+            section.workload_check_interval,
+            signal.Signals[section.rank_termination_signal],
+        )
+        try:
+            return HeartbeatServers(
+                make_runtime_directory(os.environ),
+                range(self._slots.count),
+                limits,
+                settings,
+                lambda local_rank, state: mailbox.post((local_rank, state)),
+                mailbox.post,
+            )
+        except (OSError, SocketPathError) as error:
+            self._record(events.HeartbeatsDegraded(str(error)))
+            return None
 
     def _warn_store(self, reason: str) -> None:
         """From the store's thread: the workers will fail for want of a store, and this says why."""
@@ -175,11 +223,17 @@ class Job:
             return NumaBinding({})
         binding = numa.bind(mode, self._slots.count, os.environ)
         if binding.degraded:
-            self._record.queue(events.NumaDegraded(binding.degraded))
+            self._record(events.NumaDegraded(binding.degraded))
         return binding
 
     def _make_agent(
-        self, rounds: Rounds, pool: StandbyPool, inbox: SignalInbox, watcher: Watcher[object]
+        self,
+        rounds: Rounds,
+        watchdog: Watchdog,
+        mailbox: Mailbox[Note],
+        pool: StandbyPool,
+        inbox: SignalInbox,
+        watcher: Watcher[object],
     ) -> Agent:
         config = self._config
         stop = config.ftrun.stop
@@ -194,7 +248,10 @@ class Job:
             ),
             partial(policy.decide, max_restarts=max_restarts, config=config.ftrun.restart),
             max_restarts,
+            signal.Signals[config.fault_tolerance.rank_termination_signal],
             rounds,
+            watchdog,
+            mailbox,
             pool,
             inbox,
             watcher,
@@ -237,13 +294,15 @@ class Job:
             )
         if self._slots.count > 1 and "OMP_NUM_THREADS" not in os.environ:
             self._record(events.EnvironmentDefaulted("OMP_NUM_THREADS", "1"))
+        if self._start.advice.is_cold:
+            self._record(events.StandbySuspended(self._start.advice.reason))
         self._record(events.LogLocated(str(self._run_dir)))
 
     def _conclude(self, agent: Agent, logs: RunLogs) -> None:
         """Say how the job ended: to the journal, the person at the terminal, a launcher around this one."""
         state, incident = agent.state, agent.last_incident
         duration_s = time.monotonic() - self._started_at
-        if state.exit_code != exit_codes.OK and incident is not None and not state.signum:
+        if state.exit_code != exit_codes.OK and incident is not None and state.ending is None:
             self._print(
                 failure_summary(
                     self._config.launch.training_script,

@@ -33,6 +33,7 @@ class Cause(Enum):
     SUCCESS = "success"
     FAILURE = "failure"
     SIGNAL = "signal"
+    REQUEST = "request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,22 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Hung:
+    """Workers that run and do not move; the rest of the group waits for them."""
+
+    local_ranks: tuple[int, ...]
+    """Those to blame; none if nothing tells them apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The script asked for the end of the job, or of this node's part in it."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AllGone:
     """No process of the round is left."""
 
@@ -78,7 +95,7 @@ class Judged:
     decision: Decision
 
 
-Event = RankExited | Signalled | AllGone | Woke | Judged
+Event = RankExited | Hung | Signalled | StopRequested | AllGone | Woke | Judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +108,13 @@ class Ask:
     """Ask every process of the round to end: send it `signum`."""
 
     signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndHung:
+    """End these workers at once: they cannot act on being asked."""
+
+    local_ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +132,17 @@ class GiveUp:
     """Name the processes that survived SIGKILL."""
 
 
-Do = StartRound | Ask | Kill | Judge | GiveUp
+Do = StartRound | Ask | EndHung | Kill | Judge | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The job is to end, whatever else its workers do."""
+
+    exit_code: int
+    reason: str
+    signum: int = 0
+    """Signal that told the agent so; 0 if it was the script."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +159,7 @@ class State:
     cause: Cause | None = None
     stop_began_at: float = 0.0
     has_killed: bool = False
-    signum: int = 0
+    ending: Ending | None = None
     signal_count: int = 0
     exit_code: int = 0
     end_reason: str = ""
@@ -148,6 +182,11 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> tuple[Sta
             return _signalled(state, signum, now, graces)
         case Phase.JOINING, Woke() if state.deadline is not None and now >= state.deadline:
             return replace(state, phase=Phase.RUNNING, deadline=None, exits={}, cause=None), (StartRound(),)
+        case _, StopRequested(exit_code, reason):
+            return _stop_requested(state, Ending(exit_code, reason), now, graces)
+        case Phase.RUNNING, Hung(local_ranks):
+            stopping = _stopping(state, Cause.FAILURE, now, graces.after_failure_s)
+            return stopping, (EndHung(local_ranks), Ask(_SIGTERM))
         case Phase.RUNNING, RankExited(local_rank, exit_code):
             return _rank_exited(state, local_rank, exit_code, now, graces)
         case Phase.STOPPING, RankExited(local_rank, exit_code):
@@ -184,9 +223,10 @@ def _stopping(state: State, cause: Cause, now: float, grace_s: float) -> State:
 def _signalled(state: State, signum: int, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
     """The first signal is passed to the workers, once; each later one halves what is left of the grace."""
     is_first = state.signal_count == 0
-    state = replace(state, signum=state.signum or signum, signal_count=state.signal_count + 1)
+    ending = state.ending or Ending(exit_codes.of_signal(signum), "stopped by a signal", signum)
+    state = replace(state, ending=ending, signal_count=state.signal_count + 1)
     if state.phase is Phase.JOINING:
-        return _ended(state, exit_codes.of_signal(state.signum), "stopped by a signal"), ()
+        return _ended(state, ending), ()
     if state.phase is Phase.RUNNING:
         return _stopping(state, Cause.SIGNAL, now, graces.after_signal_s), (Ask(signum),)
     if state.phase is not Phase.STOPPING or state.has_killed or state.deadline is None:
@@ -197,32 +237,41 @@ def _signalled(state: State, signum: int, now: float, graces: Graces) -> tuple[S
     return replace(state, deadline=now + max(0.0, state.deadline - now) / 2), ()
 
 
+def _stop_requested(
+    state: State, ending: Ending, now: float, graces: Graces
+) -> tuple[State, tuple[Do, ...]]:
+    """The first wish counts; workers that run are asked to end as after a signal."""
+    state = replace(state, ending=state.ending or ending)
+    if state.phase is Phase.JOINING:
+        return _ended(state, ending), ()
+    if state.phase is Phase.RUNNING:
+        return _stopping(state, Cause.REQUEST, now, graces.after_signal_s), (Ask(_SIGTERM),)
+    return state, ()
+
+
 def _grace_over(state: State, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
     if not state.has_killed:
         return replace(state, has_killed=True, deadline=now + graces.kill_timeout_s), (Kill(),)
-    ended = _ended(state, exit_codes.NODE_UNHEALTHY, "processes of the round survived SIGKILL")
-    return ended, (GiveUp(),)
+    stuck = Ending(exit_codes.NODE_UNHEALTHY, "processes of the round survived SIGKILL")
+    return _ended(state, stuck), (GiveUp(),)
 
 
 def _all_gone(state: State, graces: Graces) -> tuple[State, tuple[Do, ...]]:
-    is_clean = len(state.exits) == state.local_world_size and not any(state.exits.values())
-    if state.signum:
-        code = exit_codes.of_signal(state.signum)
-        if is_clean and graces.graceful_exit_code is not None:
-            code = graces.graceful_exit_code
-        if state.cause is Cause.SUCCESS:
-            code = exit_codes.OK
-        return _ended(state, code, "stopped by a signal"), ()
     if state.cause is Cause.SUCCESS:
-        return _ended(state, exit_codes.OK, "all ranks finished"), ()
-    return replace(state, phase=Phase.JUDGING, deadline=None), (Judge(),)
+        return _ended(state, Ending(exit_codes.OK, "all ranks finished")), ()
+    if state.ending is None:
+        return replace(state, phase=Phase.JUDGING, deadline=None), (Judge(),)
+    is_clean = len(state.exits) == state.local_world_size and not any(state.exits.values())
+    if state.ending.signum and is_clean and graces.graceful_exit_code is not None:
+        return _ended(state, replace(state.ending, exit_code=graces.graceful_exit_code)), ()
+    return _ended(state, state.ending), ()
 
 
 def _judged(state: State, decision: Decision, now: float) -> tuple[State, tuple[Do, ...]]:
     if decision.action is Action.STOP:
-        return _ended(state, decision.exit_code, decision.reason), ()
-    if state.signum:
-        return _ended(state, exit_codes.of_signal(state.signum), "stopped by a signal"), ()
+        return _ended(state, Ending(decision.exit_code, decision.reason)), ()
+    if state.ending is not None:
+        return _ended(state, state.ending), ()
     nxt = replace(
         state,
         phase=Phase.JOINING,
@@ -234,5 +283,7 @@ def _judged(state: State, decision: Decision, now: float) -> tuple[State, tuple[
     return nxt, ()
 
 
-def _ended(state: State, exit_code: int, reason: str) -> State:
-    return replace(state, phase=Phase.ENDED, deadline=None, exit_code=exit_code, end_reason=reason)
+def _ended(state: State, ending: Ending) -> State:
+    return replace(
+        state, phase=Phase.ENDED, deadline=None, exit_code=ending.exit_code, end_reason=ending.reason
+    )

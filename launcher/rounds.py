@@ -5,7 +5,9 @@ Acts on behalf of the agent and decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,13 +23,21 @@ from ftrun.launcher.ports import listen
 from ftrun.launcher.process import ExitStatus
 from ftrun.launcher.ranks import NodeRanks
 from ftrun.launcher.store import StoreHost
+from ftrun.launcher.watchdog import Watchdog
 from ftrun.launcher.workers import Streams, Worker, WorkerGroup
 from ftrun.monitor import events
+from ftrun.monitor.culprits import Stack, read_stack
+from ftrun.monitor.flight_recorder import ask_flight_recorder
 from ftrun.monitor.incident import Evidence, RankExit
+from ftrun.monitor.liveness import Verdict
 from ftrun.monitor.page import PageSnapshot
+from ftrun.monitor.stacks import Outcome, StackRequest, request_stacks
+from ftrun.monitor.timeouts import to_event
 
 _DRAIN_S = 1.0
 """Longest wait for the last output of ended workers to reach a console that may be slow."""
+_STACKS_S = 1.0
+"""Longest wait for the stacks of ranks that hang: they are worth more than a second of a hung job."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -58,6 +68,7 @@ class Rounds:
         pump: OutputPump,
         store: StoreHost,
         oom: OomCounter,
+        watchdog: Watchdog,
         record: Callable[[events.Event], None],
     ) -> None:
         self._setting = setting
@@ -66,11 +77,13 @@ class Rounds:
         self._pump = pump
         self._store = store
         self._oom = oom
+        self._watchdog = watchdog
         self._record = record
         self._oom_kills_before = 0
         self._told_skipped: set[SkippedCheckpoint] = set()
         self.plan: Plan | None = None
         self.poll = group.poll
+        self.end = group.end
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -144,12 +157,17 @@ class Rounds:
             variables[local_rank] = environment.of_rank(plan, local_rank, setting.run_id, setting.options)
             if setting.options.virtual_local_rank:
                 variables[local_rank] |= environment.virtual_local_rank(setting.environ, local_rank)
+            variables[local_rank] |= self._watchdog.environment(local_rank)
+        self._watchdog.begin_round()
         logs = self._logs.for_round(plan.round_number, variables)
         streams = {}
         for local_rank, target in logs.by_local_rank.items():
             variables[local_rank] |= target.environment
             streams[local_rank] = Streams(
-                self._pump.open(target.stdout), self._pump.open(target.stderr), str(target.error_file)
+                self._pump.open(target.stdout),
+                self._pump.open(target.stderr),
+                str(target.error_file),
+                str(target.error_file.with_name("stacks.txt")),
             )
         for worker in self._group.start(plan, streams, variables):
             if worker.local_rank in setting.cpus:
@@ -170,22 +188,49 @@ class Rounds:
             )
         )
         for worker in self.workers:
-            reason = "a standby was ready" if worker.is_warm else "no standby was ready"
             self._record(
                 events.WorkerStarted(
-                    plan.round_number, worker.rank, worker.local_rank, worker.pid, worker.is_warm, reason
+                    plan.round_number,
+                    worker.rank,
+                    worker.local_rank,
+                    worker.pid,
+                    worker.is_warm,
+                    worker.standby.origin,
                 )
             )
 
-    def close(self, seen_at: float) -> Evidence:
+    def save_stacks(self) -> dict[int, Stack]:
+        """Save the stacks of all threads of all ranks, and ask NCCL's flight recorder; stacks by rank."""
+        assert self.plan is not None
+        running = [worker for worker in self.workers if worker.exit_code is None]
+        asked = [worker.rank for worker in running if ask_flight_recorder(self._setting.environ, worker.rank)]
+        outcomes = request_stacks(
+            [StackRequest(worker.pid, worker.stacks_file) for worker in running], _STACKS_S
+        )
+        written = [one for one in running if outcomes[one.pid] in (Outcome.WRITTEN, Outcome.PARTIAL)]
+        self._record(
+            events.StacksSaved(
+                self.plan.round_number,
+                tuple(worker.rank for worker in written),
+                tuple(worker.rank for worker in running if worker not in written),
+                tuple(asked),
+                tuple(worker.stacks_file for worker in written),
+            )
+        )
+        stacks = {worker.rank: read_stack(_read_text(worker.stacks_file)) for worker in written}
+        return {rank: stack for rank, stack in stacks.items() if stack is not None}
+
+    def close(self, seen_at: float, hang: Verdict | None = None) -> Evidence:
         """Take down what the round used and say how it ended; every worker has ended.
 
-        `seen_at` is when the agent began to stop it (CLOCK_MONOTONIC, seconds).
+        `seen_at` is when the agent began to stop it (CLOCK_MONOTONIC, seconds), `hang` why if nothing failed.
         """
         assert self.plan is not None
         self._pump.drain(_DRAIN_S)
         workers, pages = self.workers, self._group.snapshots()
+        self._note_longest(self.plan.round_number)
         statuses = self._group.collect()
+        _remove_empty(worker.stacks_file for worker in workers)
         self._store.close()
         self._pump.close_round()
         oom_kills = max(0, (self._oom.read() or 0) - self._oom_kills_before)
@@ -198,8 +243,12 @@ class Rounds:
             ),
             has_progressed=any(page.first_progress_at is not None for page in pages.values()),
             oom_kills=oom_kills,
+            hang=hang,
             memory_limit_bytes=self._oom.limit_bytes(),
         )
+
+    def _note_longest(self, round_number: int) -> None:
+        self._record(to_event(self._watchdog.end_round(), round_number))
 
     def _exit_of(self, worker: Worker, status: ExitStatus, steps: int, seen_at: float) -> RankExit:
         error = read_error_file(Path(worker.error_file)) if status.code != 0 else None
@@ -222,6 +271,25 @@ class Rounds:
     def discard(self) -> None:
         """Take down what is left without asking how it ended; for the end of the job."""
         self._pump.drain(_DRAIN_S)
+        if self.workers and self.plan is not None:
+            self._note_longest(self.plan.round_number)
+        stacks_files = [worker.stacks_file for worker in self.workers]
         self._group.collect()
+        _remove_empty(stacks_files)
         self._store.close()
         self._pump.close_round()
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _remove_empty(paths: Iterable[str]) -> None:
+    """Files that the workers made in case stacks are wanted of them."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_size == 0:
+                os.unlink(path)

@@ -21,13 +21,15 @@ _BOOT = Path(__file__).with_name("worker_main.py")
 class Standby:
     """A worker process before it has a rank. `modules` empty means that it starts cold."""
 
-    __slots__ = ("_reader", "control", "has_hung_up", "modules", "process", "ready")
+    __slots__ = ("_reader", "control", "has_hung_up", "modules", "origin", "process", "ready")
 
     def __init__(self, child: process.Process, control: socket.socket, modules: Sequence[str]) -> None:
         self.process = child
         self.control = control
         self.modules = tuple(modules)
         self.ready: Ready | None = None
+        self.origin = ""
+        """Why this process got the rank that it has; a sentence."""
         self.has_hung_up = False
         """Its end of the control socket is closed, as by a script that closes all descriptors or by exec."""
         self._reader = FrameReader()
@@ -69,15 +71,17 @@ class Standby:
         self.process.release()
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], modules: Sequence[str]) -> Standby:
+def spawn(
+    command: Sequence[str], environment: Mapping[str, str], modules: Sequence[str], is_for_later: bool = False
+) -> Standby:
     """Start a standby that preloads `modules`; `command` (script and arguments) only makes it known to `ps`.
 
-    Main thread only (see `process.spawn`).
+    `is_for_later`: no rank waits for it (`control.Preload`). Main thread only (see `process.spawn`).
     """
     ours, theirs = pair()
     with theirs:
         argv = [sys.executable, "-u", str(_BOOT), str(theirs.fileno()), str(os.getpid()), "--", *command]
         child = process.spawn(argv, environment, (theirs.fileno(),))
     standby = Standby(child, ours, modules)
-    send(ours, Preload(tuple(modules)))
+    send(ours, Preload(tuple(modules), is_for_later))
     return standby

@@ -22,19 +22,21 @@ Record = Callable[[events.Event], None]
 class StandbyPool:
     """At most `size` standbys, of which at most one is loading.
 
-    `start` spawns one with a preload list; `memory_available` gives bytes, of which `min_free_memory` must be
-    left. Without `may_learn` only `modules`, set from outside, are ever preloaded.
+    `start` spawns one with a preload list, for later or not. `memory_available` gives bytes, of which
+    `min_free_memory` must be left. Without `may_learn` only `modules`, set from outside, are ever preloaded;
+    `cold_reason` says why nothing is, "" if something may be.
     """
 
     def __init__(
         self,
         size: int,
-        start: Callable[[Sequence[str]], Standby],
+        start: Callable[[Sequence[str], bool], Standby],
         watcher: Watcher[object],
         record: Record,
         memory_available: Callable[[], int],
         min_free_memory: int,
         may_learn: bool,
+        cold_reason: str,
     ) -> None:
         self._size = size
         self._start = start
@@ -43,6 +45,7 @@ class StandbyPool:
         self._memory_available = memory_available
         self._min_free_memory = min_free_memory
         self._may_learn = may_learn
+        self._cold_reason = cold_reason
         self._first: list[Standby] = []
         self._waiting: list[Standby] = []
         self._never: set[str] = set()
@@ -74,19 +77,22 @@ class StandbyPool:
     def take(self) -> Standby:
         """A process for a rank: a ready standby, one that loads a list that has worked, or a new one."""
         if self._first:
-            return self._first.pop(0)
-        ready = [standby for standby in self._waiting if standby.ready is not None]
-        candidates = ready or (self._waiting if self._has_proven_list else [])
-        if candidates:
-            best = candidates[0]
+            best, origin = self._first.pop(0), "started for the first round"
+        elif ready := [standby for standby in self._waiting if standby.ready is not None]:
+            best, origin = ready[0], "a standby was ready"
+        elif self._waiting and self._has_proven_list:
+            best, origin = self._waiting[0], "a standby was still importing"
+        else:
+            best, origin = self._start((), False), f"no standby: {self._why_none()}"
+            self._watch(best)
+            self._record(events.StandbyStarted(best.pid, True, "no standby was left for a rank"))
+        if best in self._waiting:
             self._waiting.remove(best)
-            return best
-        standby = self._start(())
-        self._watch(standby)
-        self._record(
-            events.StandbyStarted(standby.pid, True, "no standby was left for a rank that starts now")
-        )
-        return standby
+        best.origin = origin
+        return best
+
+    def _why_none(self) -> str:
+        return self._cold_reason or self._suspended or "the last ones are in use, or were not ready in time"
 
     def refill(self) -> None:
         """Start one more if there is room, none is loading and enough memory is free."""
@@ -102,7 +108,7 @@ class StandbyPool:
             )
             return
         self._suspended = ""
-        standby = self._start(self.modules)
+        standby = self._start(self.modules, True)
         priority.lower(standby.pid)
         self._waiting.append(standby)
         self._watch(standby)

@@ -35,9 +35,9 @@ class Start:
         """Whether later standbys may preload what the script turns out to import."""
         return self.advice.may_learn and not self.advice.is_cold
 
-    def spawn(self, modules: Sequence[str]) -> standby.Standby:
+    def spawn(self, modules: Sequence[str], is_for_later: bool = False) -> standby.Standby:
         """Start one; main thread only."""
-        return standby.spawn(self.entry.argv, self.environment, modules)
+        return standby.spawn(self.entry.argv, self.environment, modules, is_for_later)
 
 
 def plan_start(config: Config, environ: Mapping[str, str]) -> Start:
@@ -57,7 +57,8 @@ def plan_start(config: Config, environ: Mapping[str, str]) -> Start:
 def _advise(config: Config, entry: Entry, environ: Mapping[str, str]) -> PreloadAdvice:
     mode = config.ftrun.standby.mode
     if mode == "off" or entry.cold_reason:
-        return PreloadAdvice((), True, entry.cold_reason or "standby.mode is off", may_learn=False)
+        reason = entry.cold_reason or "they are switched off (standby.mode)"
+        return PreloadAdvice((), True, reason, may_learn=False)
     kind: Literal["script", "module"] = "module" if entry.kind == "module" else "script"
     search = [".", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     advice = analyse(read_source, entry.argv[0], kind, search)

@@ -8,6 +8,7 @@ The store is made in that thread too: its constructor connects to itself and ask
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import warnings
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 _CLIENT_TIMEOUT = timedelta(minutes=30)
+
+
+def rehearse() -> None:
+    """Connect once to a store of this process's own, so that the first connection to another one is quick.
+
+    Each process's first connection asks the DNS for the name of 127.0.0.1, and waits for 10 s where no server
+    answers; torch asks no more once that has failed. A standby has the time.
+    """
+    from torch.distributed import DistError, TCPStore
+
+    with contextlib.suppress(DistError, RuntimeError):
+        TCPStore("127.0.0.1", 0, None, True, timeout=timedelta(seconds=30), wait_for_workers=False)
 
 
 class StoreHost:

@@ -118,6 +118,12 @@ def _read_timeouts(value: object) -> tuple[tuple[str, float | None], ...]:
     return tuple((_read_text(name), None if s is None else _read_positive(s)) for name, s in value.items())
 
 
+def _read_stall(value: object) -> Setting:
+    if value is False or value is None or value == "off":
+        return "off"
+    return "auto" if value == "auto" else _read_positive(value)
+
+
 def _optional(read: Callable[[object], Setting]) -> Callable[[object], Setting]:
     return lambda value: None if value is None else read(value)
 
@@ -176,6 +182,7 @@ EXIT_CODE_OR_OFF = Kind("an exit code from 0 to 255, or null", _optional(_read_e
 SWITCH = Kind("true or false", _read_switch, _switch_from_text)
 TEXT_OR_OFF = Kind("a text, or null", _optional(_read_text), _text_from_text)
 SIZE = Kind("a size such as 4GiB or 512MB, or a whole number of bytes", _read_size, _number_from_text)
+STALL = Kind("auto, off, or a number of seconds above 0", _read_stall, _number_from_text)
 SIGNAL = Kind("a signal's name or number, such as SIGKILL or 9", _read_signal, _number_from_text)
 LOG_LEVEL = Kind("a log level such as INFO, or 10 to 50", _read_log_level, _number_from_text)
 SECTION_TIMEOUTS = Kind(

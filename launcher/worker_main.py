@@ -39,6 +39,8 @@ from ftrun.launcher.control import (
 )
 from ftrun.monitor.page_writer import PageWriter, attached
 from ftrun.monitor.progress import importable_names, imported_library_modules, watch_optimizer
+from ftrun.monitor.sampler import Sampler
+from ftrun.monitor.stack_signal import STACKS_VARIABLE, offer_stacks
 
 _PR_SET_PDEATHSIG = 1
 _MAX_KEPT_OUTPUT_BYTES = 64 * 1024
@@ -68,6 +70,9 @@ def main() -> None:
     if activate.kind == "executable":
         script_runner.run_executable(activate.argv)
     faulthandler.enable()
+    offer_stacks(os.environ.get(STACKS_VARIABLE))
+    if page is not None:
+        Sampler(page).start()
     directory = script_runner.install_module_path(activate.kind, activate.argv)
     script_runner.install_arguments(activate.kind, activate.argv, interpreter)
     if directory is not None:
@@ -93,6 +98,11 @@ def _wait_for_activation(control: socket.socket) -> tuple[Activate, tuple[int, i
         _give_up(first)
     output = _ImportOutput()
     ready = preload(first.modules, output) if first.modules else Ready()
+    if first.is_for_later and "torch.distributed" in sys.modules:
+        from ftrun.launcher.store import rehearse  # not in the way of a worker that starts at once
+
+        with output:
+            rehearse()
     with contextlib.suppress(ConnectionError):
         send(control, ready)
     second = channel.receive()

@@ -16,6 +16,7 @@ from ftrun.launcher.entry import Entry
 from ftrun.launcher.model import Plan
 from ftrun.launcher.standby import Standby
 from ftrun.monitor.page import Page, PageSnapshot
+from ftrun.monitor.stack_signal import STACKS_VARIABLE
 
 
 @dataclass(slots=True)
@@ -28,9 +29,13 @@ class Worker:
     page: Page
     is_warm: bool
     error_file: str
+    stacks_file: str = ""
+    """Where it writes its stacks when it is asked to; "" if it cannot."""
     exit_code: int | None = None
     exited_at: float = 0.0
     is_stopped_by_agent: bool = False
+    is_ended: bool = False
+    """The agent has ended this worker in particular."""
 
     @property
     def pid(self) -> int:
@@ -45,6 +50,7 @@ class Streams:
     stdout: int
     stderr: int
     error_file: str
+    stacks_file: str
 
 
 class WorkerGroup:
@@ -82,6 +88,7 @@ class WorkerGroup:
             **variables,
             "TORCHELASTIC_ERROR_FILE": streams.error_file,
             "FTRUN_PAGE": page.path,
+            STACKS_VARIABLE: streams.stacks_file,
         }
         message = Activate(
             environment=values,
@@ -104,6 +111,7 @@ class WorkerGroup:
             page=page,
             is_warm=standby.ready is not None,
             error_file=streams.error_file,
+            stacks_file=streams.stacks_file,
         )
 
     def poll(self, now: float, is_stopping: bool) -> list[Worker]:
@@ -115,8 +123,10 @@ class WorkerGroup:
                 if worker.exit_code is not None:
                     worker.exited_at = now
                     # A SIGKILL that the agent has not sent yet is somebody else's, whenever it shows.
-                    is_foreign = worker.exit_code == -signal.SIGKILL and not self._has_killed
-                    worker.is_stopped_by_agent = is_stopping and not is_foreign
+                    is_foreign = worker.exit_code == -signal.SIGKILL and not (
+                        self._has_killed or worker.is_ended
+                    )
+                    worker.is_stopped_by_agent = worker.is_ended or (is_stopping and not is_foreign)
                     ended.append(worker)
         return ended
 
@@ -143,6 +153,14 @@ class WorkerGroup:
         for pid in strays:
             process.kill_descendant(pid, signum, os.getpid())
         return named
+
+    def end(self, local_rank: int, signum: int) -> None:
+        """End one worker that cannot act on being asked: `signum` to itself, stopped or not."""
+        for worker in self.workers:
+            if worker.local_rank == local_rank and worker.exit_code is None:
+                worker.is_ended = True
+                worker.standby.process.signal(signum)
+                worker.standby.process.signal(signal.SIGCONT)
 
     def kill(self, standby_pids: set[int]) -> list[tuple[int, str]]:
         """SIGKILL what is left of the round; returns (pid, command) of each that was not a worker itself."""

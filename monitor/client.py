@@ -6,17 +6,43 @@ Nothing here is needed: without it, optimizer steps count as progress. It does n
 from __future__ import annotations
 
 import os
+from types import TracebackType
 
-from ftrun.monitor.page_writer import PAGE_VARIABLE, attached
+from ftrun.monitor.page_writer import PAGE_VARIABLE, OpenedSection, attached, make_beat
 
 RESUME_VARIABLE = "FTRUN_RESUME_FROM"
+_LAUNCHER_VARIABLE = "FT_LAUNCHER_IPC_SOCKET"
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_REASON_CHARACTERS = 4000
 
 
-def heartbeat(step: int | None = None) -> None:
-    """Says that training moves; cheap enough (under 1 us) for each step. `step` is your step number."""
-    page = attached()
-    if page is not None:
-        page.beat(step)
+heartbeat = make_beat(attached)
+
+
+class section:
+    """Says that the script is in a part of its work that may have a time limit of its own.
+
+    `with section("eval"): ...`; sections may lie in each other, and an exception closes them too. Limits are
+    those of `fault_tolerance.rank_section_timeouts`; a section that has none there is only shown. Of a name,
+    the first 40 bytes count.
+    """
+
+    __slots__ = ("_name", "_opened")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._opened: list[OpenedSection | None] = []
+
+    def __enter__(self) -> None:
+        page = attached()
+        self._opened.append(None if page is None else page.sections.open(self._name))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        page, opened = attached(), self._opened.pop()
+        if page is not None and opened is not None:
+            page.sections.close(opened)
 
 
 def checkpoint_saved(path: str | os.PathLike[str], step: int | None = None) -> None:
@@ -31,6 +57,35 @@ def resume_from() -> str | None:
     return os.environ.get(RESUME_VARIABLE) or None
 
 
+def request_stop(reason: str) -> bool:
+    """Asks ftrun to end the whole job for good, e.g. since the loss is not a number any more.
+
+    The job then ends with exit code 93, which tells a scheduler not to run it again, and shows `reason`.
+    Returns whether ftrun has taken the request; it then stops this process too, soon.
+    """
+    return _request("SHUTDOWN_WORKLOAD", reason)
+
+
+def exclude_this_node(reason: str) -> bool:
+    """Asks ftrun to go on without this node, e.g. since its results are wrong. Returns as `request_stop`."""
+    return _request("EXCLUDE_THIS_NODE", reason)
+
+
 def is_running_under_ftrun() -> bool:
     """Whether this process is a worker of ftrun (or a child of one)."""
     return PAGE_VARIABLE in os.environ
+
+
+def _request(action: str, reason: str) -> bool:
+    path = os.environ.get(_LAUNCHER_VARIABLE)
+    if not path or not is_running_under_ftrun():
+        return False
+    from ftrun.monitor import wire, workload_requests
+
+    rank = os.environ.get("RANK", "")
+    request = wire.ControlRequest(
+        int(rank) if rank.isdecimal() else None,
+        wire.WorkloadAction[action],
+        str(reason)[:_MAX_REASON_CHARACTERS],
+    )
+    return workload_requests.send(path, request, _REQUEST_TIMEOUT_S)

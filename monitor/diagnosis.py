@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ftrun.monitor import signatures
 from ftrun.monitor.incident import ErrorRecord, Evidence, Incident, IncidentKind, RankExit
+from ftrun.monitor.liveness import Rule, Verdict
 
 ECHO_WINDOW_S = 5.0
 """How much later than its echo a root cause may be seen. The peers of a dying process notice its closed
@@ -58,6 +59,9 @@ def diagnose(evidences: Sequence[Evidence]) -> Incident:
     Raises:
         ValueError: Nothing failed: every exit is 0 or the agent's own doing.
     """
+    hung = next((evidence for evidence in evidences if evidence.hang is not None), None)
+    if hung is not None and hung.hang is not None:
+        return _hang_incident(hung, hung.hang, evidences)
     roots = [root for evidence in evidences if (root := _root_of(evidence)) is not None]
     if not roots:
         raise ValueError("no rank failed by itself: every exit is 0 or was caused by the agent")
@@ -73,6 +77,35 @@ def diagnose(evidences: Sequence[Evidence]) -> Incident:
         fingerprint=fingerprint(root.verdict.kind, root.exit),
         has_progressed=any(evidence.has_progressed for evidence in evidences),
         collateral=collateral,
+    )
+
+
+_HANG_KINDS = {
+    Rule.INITIAL: IncidentKind.HANG_INITIAL,
+    Rule.STEADY: IncidentKind.HANG_STEADY,
+    Rule.SECTION: IncidentKind.HANG_SECTION,
+    Rule.OUT_OF_SECTION: IncidentKind.HANG_SECTION,
+    Rule.STALL: IncidentKind.STALL,
+}
+
+
+def _hang_incident(evidence: Evidence, hang: Verdict, evidences: Sequence[Evidence]) -> Incident:
+    """A hang is known before anything fails: what the ranks did when they were ended for it says nothing."""
+    blamed = [*hang.culprits, *([] if hang.rank is None else [hang.rank])]
+    exits = sorted(
+        evidence.exits, key=lambda exit: blamed.index(exit.rank) if exit.rank in blamed else len(blamed)
+    )
+    others = [exit for one in evidences for exit in one.exits if exit is not exits[0]]
+    kind = _HANG_KINDS[hang.rule]
+    return Incident(
+        kind=kind,
+        round_number=evidence.round_number,
+        node=evidence.node,
+        culprit=exits[0],
+        reasons=(hang.sentence,),
+        fingerprint=f"{kind.value}|{','.join(map(str, hang.culprits))}",
+        has_progressed=any(one.has_progressed for one in evidences),
+        collateral=tuple(others),
     )
 
 

@@ -12,23 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated, ClassVar
 
-JsonValue: TypeAlias = "bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None"
-
-Round: TypeAlias = Annotated[int, "Number of the round, from 0 over the whole job."]
-Rank: TypeAlias = Annotated[int, "Global rank."]
-LocalRank: TypeAlias = Annotated[int, "Rank on this node."]
-Pid: TypeAlias = Annotated[int, "Process id on this node."]
-Reason: TypeAlias = Annotated[str, "Why, as a sentence a person can read."]
-RestartCount: TypeAlias = Annotated[int, "Restarts of the job so far."]
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Base of all events; `kind` is the name in the journal, dotted past tense."""
-
-    kind: ClassVar[str] = ""
+from ftrun.monitor.event import Event as Event
+from ftrun.monitor.event import JsonValue as JsonValue
+from ftrun.monitor.event import LocalRank, Pid, Rank, Reason, RestartCount, Round
+from ftrun.monitor.hang_events import GraceEnded as GraceEnded
+from ftrun.monitor.hang_events import HangDetected as HangDetected
+from ftrun.monitor.hang_events import HeartbeatsDegraded as HeartbeatsDegraded
+from ftrun.monitor.hang_events import RequestReceived as RequestReceived
+from ftrun.monitor.hang_events import StacksSaved as StacksSaved
+from ftrun.monitor.hang_events import TimeoutsCalculated as TimeoutsCalculated
+from ftrun.monitor.hang_events import TimeoutsObserved as TimeoutsObserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,4 +332,6 @@ VOCABULARY: tuple[type[Event], ...] = (
     WorkerProgressed, WorkerExited, WorkerUnkillable, RoundStopped, ProcessSwept, IncidentDiagnosed,
     RestartDecided, RecoveryCompleted, SignalReceived, SignalForwarded, OutputDegraded, StoreFailed,
     NumaDegraded, LogLocated, RunEnded,
+    HangDetected, StacksSaved, GraceEnded, RequestReceived, TimeoutsCalculated, TimeoutsObserved,
+    HeartbeatsDegraded,
 )  # fmt: skip

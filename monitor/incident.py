@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from ftrun.monitor.liveness import Verdict
+
 
 @dataclass(frozen=True, slots=True)
 class ErrorRecord:
@@ -69,6 +71,8 @@ class Evidence:
     """Some rank of this node made progress in the round: an optimizer step, a heartbeat or a checkpoint."""
     oom_kills: int = 0
     """Growth of the cgroup's oom_kill counter over the round."""
+    hang: Verdict | None = None
+    """Why the agent stopped a round in which nothing had failed by itself."""
     memory_limit_bytes: int | None = None
     """Memory limit of that cgroup; None if there is none or it cannot be read."""
 
@@ -86,6 +90,10 @@ class IncidentKind(Enum):
     KILLED = "killed"
     SIGNAL = "signal"
     EXIT_CODE = "exit_code"
+    HANG_INITIAL = "hang_initial"
+    HANG_STEADY = "hang_steady"
+    HANG_SECTION = "hang_section"
+    STALL = "stall"
     UNKILLABLE = "unkillable"
 
 

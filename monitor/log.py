@@ -30,7 +30,8 @@ _LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "ERROR": ERROR, "CR
 _ALWAYS = (
     ev.RunStarted, ev.OptionIgnored, ev.EnvironmentDefaulted, ev.CheckpointSkipped, ev.WorkerUnkillable,
     ev.ProcessSwept, ev.RestartDecided, ev.RecoveryCompleted, ev.SignalReceived, ev.OutputDegraded,
-    ev.StoreFailed, ev.NumaDegraded,
+    ev.StoreFailed, ev.NumaDegraded, ev.StandbySuspended, ev.HangDetected, ev.StacksSaved, ev.RequestReceived,
+    ev.HeartbeatsDegraded,
 )  # fmt: skip
 _DETAIL = (ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent)
 
@@ -105,7 +106,8 @@ def render_json(record: Record) -> str:
 
 def sentence(event: ev.Event) -> str:
     """The event in words, one line, without the time."""
-    text = _job_sentence(event) or _worker_sentence(event) or _trouble_sentence(event)
+    text = _job_sentence(event) or _worker_sentence(event) or _hang_sentence(event)
+    text = text or _trouble_sentence(event)
     # A line break in a path or an exception's text must not make a second, unmarked line.
     return " ".join(text.split("\n")) if text else f"{event.kind}: {event}"
 
@@ -157,7 +159,7 @@ def _worker_sentence(event: ev.Event) -> str:
         case ev.StandbyDiscarded():
             return f"standby {event.pid} was thrown away: {event.reason}"
         case ev.StandbySuspended():
-            return f"no standbys for now: {event.reason}"
+            return f"no standbys, so a restart starts cold: {event.reason}"
         case ev.PreloadLearned():
             return f"standbys will preload {event.module_count} modules that this script has imported"
         case ev.PreloadReduced():
@@ -176,6 +178,38 @@ def _worker_sentence(event: ev.Event) -> str:
         case ev.WorkerUnkillable():
             return f"rank {event.rank} (pid {event.pid}) does not die of SIGKILL (state {event.state})"
     return ""
+
+
+def _hang_sentence(event: ev.Event) -> str:
+    match event:
+        case ev.HangDetected():
+            return f"hang: {event.reason}"
+        case ev.StacksSaved():
+            where = f" in {event.files[0].rpartition('/')[0]}" if event.files else ""
+            missing = f"; {_ranks(event.missing_ranks)} did not answer" if event.missing_ranks else ""
+            return f"stacks of {_ranks(event.ranks)} saved{where}{missing}"
+        case ev.GraceEnded():
+            return f"rank {event.rank} cannot act on SIGTERM; ended {event.after_s:.2f} s after it was asked"
+        case ev.RequestReceived():
+            who = "a worker" if event.rank is None else f"rank {event.rank}"
+            return f"{who} asks for {event.action}: {event.description}"
+        case ev.TimeoutsCalculated():
+            return (
+                f"rank {event.rank} has set heartbeat timeouts: first {_limit(event.initial_s)}, "
+                f"then {_limit(event.steady_s)}"
+            )
+        case ev.TimeoutsObserved():
+            return (
+                f"longest so far: initialisation {_limit(event.initialisation_s)}, "
+                f"step gap {_limit(event.step_gap_s)}, quiet {_limit(event.quiet_s)}"
+            )
+        case ev.HeartbeatsDegraded():
+            return f"heartbeats of nvidia-resiliency-ext's clients are not served: {event.reason}"
+    return ""
+
+
+def _limit(seconds: float | None) -> str:
+    return "none" if seconds is None else f"{seconds:g} s"
 
 
 def _trouble_sentence(event: ev.Event) -> str:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from struct import Struct
 
 from ftrun.monitor import page_writer as layout
+from ftrun.monitor.heartbeats import OpenSection
 
 _READ_ATTEMPTS = 100
+_NO_SECTIONS: tuple[tuple[OpenSection, ...], int, float | None] = ((), 0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,22 @@ class PageSnapshot:
     checkpoint_step: int | None = None
     checkpoint_path: str | None = None
     """The last of them, absolute."""
+    bytecode_changes: int = 0
+    """At how many looks of the worker's sampler the main thread had run bytecode since the look before."""
+    main_thread_cpu_s: float = 0.0
+    """CPU time of the main thread at the sampler's last look."""
+    sampler_at: float | None = None
+    """The sampler's last look; None before the first, and again once the interpreter is ending."""
+    sampler_tid: int | None = None
+    """The thread that samples. If /proc has no such thread, the process has since become another program
+    (exec), and its sampler's silence means nothing."""
+    sections: tuple[OpenSection, ...] = ()
+    """What the script is in now by `client.section`, outermost first; of more than 16, the outermost 16.
+    Names are cut to 40 bytes (`page_writer.encode_section_name`)."""
+    sections_opened: int = 0
+    """How many were opened so far."""
+    section_closed_at: float | None = None
+    """When one was last closed."""
 
     @property
     def has_progressed(self) -> bool:
@@ -47,6 +65,7 @@ class Page:
         self.path = f"/proc/{os.getpid()}/fd/{fd}"
         """Value of FTRUN_PAGE for the worker; valid while this process lives and keeps `fd`."""
         self._memory = mmap.mmap(fd, layout.PAGE_BYTES)
+        self._last_sections = _NO_SECTIONS
 
     @classmethod
     def create(cls) -> Page:
@@ -59,6 +78,7 @@ class Page:
     def read(self) -> PageSnapshot:
         """What the page says now."""
         checkpoints, checkpoint_step, path = self._read_checkpoint()
+        sections, sections_opened, section_closed_at = self._read_sections()
         return PageSnapshot(
             steps=max(self._count(layout.STEPS), self._count(layout.HEARTBEATS)),
             reported_step=self._step(layout.REPORTED_STEP),
@@ -68,6 +88,13 @@ class Page:
             checkpoints=checkpoints,
             checkpoint_step=checkpoint_step,
             checkpoint_path=path,
+            bytecode_changes=self._count(layout.BYTECODE_CHANGES),
+            main_thread_cpu_s=self._unpack(layout.SECONDS, layout.MAIN_THREAD_CPU_S),
+            sampler_at=self._time(layout.SAMPLER_AT),
+            sampler_tid=self._count(layout.SAMPLER_TID) or None,
+            sections=sections,
+            sections_opened=sections_opened,
+            section_closed_at=section_closed_at,
         )
 
     def _read_checkpoint(self) -> tuple[int, int | None, str | None]:
@@ -81,6 +108,23 @@ class Page:
             if before % 2 == 0 and before == self._count(layout.PATH_SEQUENCE):
                 return count, step, os.fsdecode(encoded) or None
         return self._count(layout.CHECKPOINTS), None, None
+
+    def _read_sections(self) -> tuple[tuple[OpenSection, ...], int, float | None]:
+        """Open sections, how many were opened, when the last was closed; as before while they are written."""
+        for _ in range(_READ_ATTEMPTS):
+            before = self._count(layout.SECTIONS_SEQUENCE)
+            count = min(self._count(layout.SECTION_COUNT), layout.MAX_SECTIONS)
+            sections = tuple(self._section(index) for index in range(count))
+            opened, closed_at = self._count(layout.SECTIONS_OPENED), self._time(layout.SECTION_CLOSED_AT)
+            if before % 2 == 0 and before == self._count(layout.SECTIONS_SEQUENCE):
+                self._last_sections = sections, opened, closed_at
+                break
+        return self._last_sections
+
+    def _section(self, index: int) -> OpenSection:
+        offset = layout.SECTIONS + index * layout.SECTION.size
+        opened_at, length, encoded = layout.SECTION.unpack_from(self._memory, offset)
+        return OpenSection(encoded[:length].decode("utf-8", "replace"), opened_at)
 
     def _count(self, offset: int) -> int:
         return int(self._unpack(layout.UNSIGNED, offset))
@@ -99,6 +143,7 @@ class Page:
     def reset(self) -> None:
         """Forgets all progress; not while a worker has the page open, since it keeps its own counts."""
         self._memory[len(layout.HEADER) :] = bytes(layout.PAGE_BYTES - len(layout.HEADER))
+        self._last_sections = _NO_SECTIONS
 
     def close(self) -> None:
         """Gives memory and descriptor back; the page must not be used again."""

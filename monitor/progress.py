@@ -34,10 +34,19 @@ def watch_optimizer(page: PageWriter) -> None:
 
 
 def _count_steps(optimizer_module: ModuleType, page: PageWriter) -> None:
+    """Counts each call of `step` of each optimizer that is one of torch's by class.
+
+    A GradScaler that finds infinite gradients does not call `step`, and a CUDA graph that holds the optimizer
+    runs without Python: such iterations are not counted, and only their bytecode shows on the page.
+    """
+
     def count(optimizer: Optimizer, args: object, kwargs: dict[str, object]) -> None:
         if not (kwargs and _only_makes_state(optimizer, kwargs)):
             page.mark_optimizer_step()
 
+    # What torch.compiler.disable would set, which costs the import of the whole compiler: a compiled step
+    # then calls this as it is. Otherwise the compiler warns that it cannot see into `time.monotonic`.
+    count._torchdynamo_disable = True  # type: ignore[attr-defined]
     optimizer_module.register_optimizer_step_post_hook(count)
 
 

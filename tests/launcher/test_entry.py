@@ -64,3 +64,15 @@ def test_another_interpreter_is_run_as_a_program(is_module: bool, argv: tuple[st
 def test_another_interpreter_does_not_matter_without_python() -> None:
     """--no-python runs the program itself."""
     assert entry(OTHER, no_python=True).argv == ("train.py", "--lr", "1")
+
+
+@pytest.mark.parametrize(
+    ("python_exec", "options", "program"),
+    [(None, {}, OWN), (OTHER, {}, OTHER), (None, {"no_python": True}, "train.py")],
+    ids=["script", "PYTHON_EXEC", "--no-python"],
+)
+def test_program_of_the_worker_is_known(
+    python_exec: str | None, options: dict[str, bool], program: str
+) -> None:
+    """What the failure summary names is the program that really ran."""
+    assert entry(python_exec, **options).binary(OWN) == program

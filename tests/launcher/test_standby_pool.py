@@ -96,15 +96,16 @@ class World:
         self.available = 8 * GIB
         self.pool = StandbyPool(
             size,
-            cast("Callable[[Sequence[str]], Standby]", self.start),
+            cast("Callable[[Sequence[str], bool], Standby]", self.start),
             cast("Watcher[object]", self.watcher),
             self.events.append,
             lambda: self.available,
             4 * GIB,
             may_learn,
+            "",
         )
 
-    def start(self, modules: Sequence[str]) -> FakeStandby:
+    def start(self, modules: Sequence[str], is_for_later: bool) -> FakeStandby:
         self.started.append(FakeStandby(modules))
         return self.started[-1]
 

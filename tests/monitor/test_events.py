@@ -21,6 +21,7 @@ _SAMPLES: dict[object, list[object]] = {
     bool: [True],
     tuple[str, ...]: [("a", "b"), ()],
     tuple[int, ...]: [(1, 2), ()],
+    tuple[float, ...]: [(1.5, 2.0), ()],
     str | None: ["text", None],
     int | None: [3, None],
     float | None: [0.25, None],
