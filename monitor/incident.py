@@ -71,10 +71,10 @@ class Evidence:
     """Some rank of this node made progress in the round: an optimizer step, a heartbeat or a checkpoint."""
     oom_kills: int = 0
     """Growth of the cgroup's oom_kill counter over the round."""
-    hang: Verdict | None = None
-    """Why the agent stopped a round in which nothing had failed by itself."""
     memory_limit_bytes: int | None = None
     """Memory limit of that cgroup; None if there is none or it cannot be read."""
+    hang: Verdict | None = None
+    """Why the agent stopped a round in which nothing had failed by itself."""
 
 
 class IncidentKind(Enum):
@@ -94,7 +94,6 @@ class IncidentKind(Enum):
     HANG_STEADY = "hang_steady"
     HANG_SECTION = "hang_section"
     STALL = "stall"
-    UNKILLABLE = "unkillable"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ import os
 import signal
 import time
 from _thread import allocate_lock, get_ident, get_native_id, start_new_thread
+from functools import partial
 
 from ftrun.monitor.page_writer import PageWriter
 from ftrun.monitor.stack_signal import STACKS_SIGNAL
@@ -53,9 +54,14 @@ THREAD_NAME = "ftrun-sampler"
 _PR_SET_NAME = 15
 _SEMAPHORE_BYTES = 64
 """More than sem_t has anywhere: 32 with glibc on 64 bits."""
+_PENDING_CALL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _STOP_TIMEOUT_S = 1.0
 _GONE_POLL_S = 0.00005
 _SYNCHRONOUS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP}
+
+
+# Has the main thread call a C function between two bytecodes; not zero if the queue of 32 places is full.
+_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
 
 
 class MainThreadProbe:
@@ -68,8 +74,6 @@ class MainThreadProbe:
         self._semaphore = ctypes.c_void_p(self._libc.calloc(1, _SEMAPHORE_BYTES))
         self._libc.sem_init(self._semaphore, 0, 0)
         self._post = ctypes.cast(self._libc.sem_post, ctypes.c_void_p)
-        self._add_pending_call = ctypes.pythonapi.Py_AddPendingCall
-        self._add_pending_call.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._is_pending = False
 
     def has_moved(self) -> bool:
@@ -78,8 +82,7 @@ class MainThreadProbe:
         if has_moved:
             self._is_pending = False
         if not self._is_pending:
-            # The queue has 32 places, which others may have filled: then at the next look.
-            self._is_pending = self._add_pending_call(self._post, self._semaphore) == 0
+            self._is_pending = _add_pending_call(self._post, self._semaphore) == 0
         return has_moved
 
 
@@ -100,17 +103,24 @@ class Sampler:
     def __init__(self, page: PageWriter, interval_s: float = SAMPLE_INTERVAL_S) -> None:
         self._page = page
         self._interval_s = interval_s
-        self._main_clock = time.pthread_getcpuclockid(get_ident())
+        self._main_ident = get_ident()
+        self._main_clock = time.pthread_getcpuclockid(self._main_ident)
         self._probe = MainThreadProbe()
         self._bytecode_changes = 0
         self._next_look_at = 0.0
         self._is_wanted = False
         self._run: _Run | None = None
+        self._resume_call = _PENDING_CALL(self._resume_when_called)
 
     def start(self) -> None:
         """Begins to sample; goes on after forks, and ends by itself when the interpreter does."""
         self._is_wanted = True
-        os.register_at_fork(before=self._park, after_in_parent=self._resume, after_in_child=self._forget)
+        os.register_at_fork(before=self._park, after_in_child=self._forget)
+        os.register_at_fork(after_in_parent=self._resume_beside_main)
+        # As a pending call, left by C code, the thread starts after the fork is over: 3.13 counts the threads
+        # at its very end, and any Python code here would already be between two bytecodes.
+        resume = ctypes.cast(self._resume_call, ctypes.c_void_p)
+        os.register_at_fork(after_in_parent=partial(_add_pending_call, resume, None))
         atexit.register(self.close)
         self._resume()
 
@@ -126,6 +136,15 @@ class Sampler:
         if self._probe.has_moved():
             self._bytecode_changes += 1
         self._page.mark_sample(self._bytecode_changes, time.clock_gettime(self._main_clock))
+
+    def _resume_beside_main(self) -> None:
+        """For a fork by another thread: nobody knows when the main thread next runs a pending call."""
+        if get_ident() != self._main_ident:
+            self._resume()
+
+    def _resume_when_called(self, _: object) -> int:
+        self._resume()
+        return 0
 
     def _resume(self) -> None:
         if self._is_wanted and self._run is None:

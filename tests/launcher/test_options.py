@@ -198,12 +198,12 @@ def test_show_config_needs_no_script_and_names_origins() -> None:
 
 
 def test_files_values_without_effect_are_reported_unless_they_are_the_default(tmp_path: Path) -> None:
-    """A timeout in a file that nothing acts on is named; a copy of the default says nothing new."""
+    """A value in a file that nothing acts on is named; a copy of the default says nothing new."""
     path = tmp_path / "c.yaml"
-    path.write_text("fault_tolerance: {rank_heartbeat_timeout: 900, safety_factor: 5}")
+    path.write_text("fault_tolerance: {segment: 4, gpu_memory_reclaim_timeout: 50.0}")
     config = _parse(f"--ft-config {path} x.py")
-    assert [option.name for option in config.ignored] == ["fault_tolerance.rank_heartbeat_timeout"]
-    assert config.fault_tolerance.rank_heartbeat_timeout == 900.0
+    assert [option.name for option in config.ignored] == ["fault_tolerance.segment"]
+    assert config.fault_tolerance.segment == 4
 
 
 def test_parsing_does_not_import_torch() -> None:

@@ -11,9 +11,11 @@ from ftrun.launcher.rendezvous import (
     AllGone,
     Ask,
     Cause,
+    EndHung,
     Event,
     GiveUp,
     Graces,
+    Hung,
     IllegalEvent,
     Judge,
     Judged,
@@ -23,6 +25,7 @@ from ftrun.launcher.rendezvous import (
     Signalled,
     StartRound,
     State,
+    StopRequested,
     Woke,
     advance,
 )
@@ -148,6 +151,43 @@ def test_signal_after_all_ranks_finished_leaves_the_success():
     assert state.exit_code == 0
 
 
+def test_hang_ends_the_culprits_at_once_and_asks_the_others():
+    """A hung rank cannot act on SIGTERM; the others may want to save. Then it is judged like a crash."""
+    steps = ((0.0, Woke()), (9.0, Hung((1,))), (9.1, RankExited(1, -9)), (9.1, RankExited(0, -15)))
+    state, log = run_through(*steps, (9.2, AllGone()))
+    assert log[1] == (EndHung((1,)), Ask(SIGTERM))
+    assert (state.phase, log[-1]) == (Phase.JUDGING, (Judge(),))
+
+
+def test_requested_stop_ends_the_job_with_its_code_and_reason():
+    """The workers are asked as after a signal; how they then end does not change the code."""
+    steps = ((0.0, Woke()), (5.0, StopRequested(93, "loss is NaN")), (6.0, RankExited(0, 0)))
+    state, log = run_through(*steps, (6.0, RankExited(1, -15)), (6.1, AllGone()))
+    assert log[1] == (Ask(SIGTERM),)
+    assert (state.phase, state.exit_code, state.end_reason) == (Phase.ENDED, 93, "loss is NaN")
+
+
+def test_requested_stop_wins_over_a_restart_that_is_under_way():
+    """A failed round that is being stopped is not followed by another; the first wish counts."""
+    steps = (
+        (0.0, Woke()),
+        (3.0, RankExited(1, 1)),
+        (3.5, StopRequested(93, "a")),
+        (3.6, StopRequested(94, "b")),
+    )
+    state, log = run_through(*steps, (4.0, RankExited(0, -15)), (4.1, AllGone()))
+    assert log[2:4] == [(), ()]
+    assert (state.phase, state.exit_code) == (Phase.ENDED, 93)
+
+
+def test_requested_stop_in_the_pause_before_a_restart_ends_the_job():
+    """A request that was sent just before a rank failed still counts."""
+    failed = ((0.0, Woke()), (3.0, RankExited(1, 1)), (3.1, RankExited(0, -15)), (3.2, AllGone()))
+    decision = Judged(Decision(Action.RESTART, "again", delay_s=60.0))
+    state, _ = run_through(*failed, (3.3, decision), (4.0, StopRequested(94, "bad GPU")))
+    assert (state.phase, state.exit_code) == (Phase.ENDED, 94)
+
+
 @pytest.mark.parametrize(
     ("phase", "event"),
     [
@@ -156,6 +196,8 @@ def test_signal_after_all_ranks_finished_leaves_the_success():
         (Phase.RUNNING, AllGone()),
         (Phase.RUNNING, Judged(Decision(Action.STOP, ""))),
         (Phase.JUDGING, RankExited(0, 0)),
+        (Phase.JOINING, Hung((0,))),
+        (Phase.STOPPING, Hung((0,))),
         (Phase.ENDED, Woke()),
         (Phase.ENDED, Signalled(SIGTERM)),
     ],
@@ -172,6 +214,8 @@ def test_event_that_does_not_fit_raises_and_changes_nothing(phase: Phase, event:
 EVENTS = st.one_of(
     st.builds(RankExited, st.integers(0, 1), st.sampled_from([0, 1, -9, -15])),
     st.builds(Signalled, st.sampled_from([SIGTERM, SIGINT])),
+    st.builds(Hung, st.sampled_from([(), (0,), (1,)])),
+    st.builds(StopRequested, st.sampled_from([93, 94]), st.just("asked")),
     st.just(AllGone()),
     st.just(Woke()),
     st.builds(

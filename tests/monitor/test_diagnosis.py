@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ftrun.monitor import signatures
 from ftrun.monitor.diagnosis import ECHO_WINDOW_S, diagnose
 from ftrun.monitor.incident import ErrorRecord, Evidence, Incident, IncidentKind, RankExit
+from ftrun.monitor.liveness import Rule, Verdict
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 WATCHDOG = "[rank0]:[E ProcessGroupNCCL.cpp:632] Watchdog caught collective operation timeout: WorkNCCL"
@@ -400,9 +401,39 @@ def test_diagnosis_is_total_and_ignores_the_order_of_ranks(exits: list[RankExit]
     assert again.fingerprint == found.fingerprint
 
 
-def test_kinds_are_all_reachable_but_the_one_only_the_agent_can_see() -> None:
-    """Every kind has a rule, save for a worker that SIGKILL does not end."""
+HANG_CASES = [
+    (Rule.INITIAL, IncidentKind.HANG_INITIAL),
+    (Rule.STEADY, IncidentKind.HANG_STEADY),
+    (Rule.SECTION, IncidentKind.HANG_SECTION),
+    (Rule.OUT_OF_SECTION, IncidentKind.HANG_SECTION),
+    (Rule.STALL, IncidentKind.STALL),
+]
+
+
+def hung(rule: Rule, rank: int | None, culprits: tuple[int, ...]) -> Incident:
+    """The incident of a round of three ranks that the agent stopped for a hang."""
+    verdict = Verdict(rule, rank, culprits, 3.2, 3.0, "fault_tolerance.rank_heartbeat_timeout", "it hangs")
+    exits = (exited(0, -15, is_stopped=True), exited(1, -9, is_stopped=True), exited(2, 1))
+    return diagnose([Evidence("node-a", 4, exits, True, hang=verdict)])
+
+
+@pytest.mark.parametrize(("rule", "kind"), HANG_CASES, ids=lambda case: case.value)
+def test_verdict_of_a_hang_is_the_incident_whatever_the_exits(rule: Rule, kind: IncidentKind) -> None:
+    """How ranks ended after they were ended for a hang says nothing about its cause."""
+    found = hung(rule, 1, (1,))
+    assert (found.kind, found.culprit.rank, found.reasons[0]) == (kind, 1, "it hangs")
+    assert [exit.rank for exit in found.collateral] == [0, 2]
+
+
+def test_culprit_of_a_hang_is_the_rank_to_blame_before_the_one_whose_limit_passed() -> None:
+    """The rank that waits for a hung one is often the first whose limit passes."""
+    assert hung(Rule.STEADY, 0, (1,)).culprit.rank == 1
+    assert hung(Rule.STEADY, 2, ()).culprit.rank == 2
+
+
+def test_kinds_are_all_reachable() -> None:
+    """Every kind has a rule."""
     exits = [exited(0, code) for code, *_ in SIGNAL_CASES]
     types = [exited(0, 1, record=error(name)) for name in ("ImportError", "ValueError", "DistError")]
     kinds = {incident(exit, oom_kills=n).kind for exit, n in itertools.product([*exits, *types], (0, 1))}
-    assert kinds == set(IncidentKind) - {IncidentKind.UNKILLABLE}
+    assert kinds | {kind for _, kind in HANG_CASES} == set(IncidentKind)

@@ -220,7 +220,7 @@ for _ in range(5):
 print(counts)
 """
     )
-    output, _ = run(code, "-W", "error")
+    output, _ = run(code, "-W", "always")
     assert output == "0 0 0 0 0 [1, 1, 1, 1, 1]"
 
 

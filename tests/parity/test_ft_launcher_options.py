@@ -96,7 +96,7 @@ def test_options_of_fields_set_them(line: str, field: str, value: object) -> Non
 @pytest.mark.parametrize(
     ("line", "name"),
     [
-        ("--ft-param-rank_heartbeat_timeout 30", "--ft-param-rank_heartbeat_timeout"),
+        ("--ft-param-enable-nic-monitor true", "--ft-param-enable-nic-monitor"),
         ("--ft_rdzv_impl barrier", "--ft_rdzv_impl"),
         ("--restart-policy=any-failed", "--restart-policy"),
         ("--ignore-missing-fault-tol-cfg", "--ignore-missing-fault-tol-cfg"),

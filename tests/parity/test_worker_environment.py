@@ -19,7 +19,8 @@ json.dump({"environment": dict(os.environ), "argv": sys.argv, "cwd": os.getcwd()
 DIFFERENT = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "OUT"}
 # torchrun 2.13 gives the host's name for a loopback store; ftrun gives the address itself, which needs no look-up.
 SAME_MEANING = {"MASTER_ADDR"}
-OWN = {"FTRUN_PAGE", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
+OWN = {"FTRUN_PAGE", "FTRUN_STACKS", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
+FT_LAUNCHERS = {"FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET"}
 
 
 def dumped(directory: Path) -> dict[str, dict[str, object]]:
@@ -59,4 +60,4 @@ def test_environment_arguments_and_directory_are_torchruns(tmp_path: Path) -> No
                 assert our_environment[name] == value, name
         added = {k for k in our_environment if k not in base and k not in set_by_torchrun}
         harness = {"D", "TMPDIR", "XDG_STATE_HOME", "PET_FT_RUN_DIR", "FTRUN_TEST_TOKEN"}
-        assert added - harness <= OWN
+        assert added - harness <= OWN | FT_LAUNCHERS
