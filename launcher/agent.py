@@ -115,6 +115,7 @@ class Agent:
             for source in self._watcher.wait(self._wait_s()):
                 self._take(source)
             self._read_levels()
+        self._rounds.discard()
 
     def _wait_s(self) -> float:
         deadlines = (self.state.deadline, self._watchdog.next_look_at, self._grace.next_look_at)
@@ -259,10 +260,11 @@ class Agent:
             return
         running = {worker.rank: worker for worker in self._rounds.workers if worker.exit_code is None}
         signs = self._watchdog.read_signs(now, is_full=True)
-        for rank in self._grace.look({rank: signs[rank] for rank in running}, now):
-            worker = running[rank]
+        still = self._grace.look({rank: signs[rank] for rank in running}, now)
+        stacks = self._rounds.stacks_of([running[rank] for rank in still]) if still else {}
+        for rank in self._grace.hopeless(still, stacks):
             self._record(events.GraceEnded(self.state.round_number, rank, now - self.state.stop_began_at))
-            self._rounds.end(worker.local_rank, signal.SIGKILL)
+            self._rounds.end(running[rank].local_rank, signal.SIGKILL)
 
     def _is_moving(self) -> bool:
         return self.state.phase is Phase.RUNNING and len(self._progressed) == self.state.local_world_size

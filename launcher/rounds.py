@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -203,11 +203,9 @@ class Rounds:
         """Save the stacks of all threads of all ranks, and ask NCCL's flight recorder; stacks by rank."""
         assert self.plan is not None
         running = [worker for worker in self.workers if worker.exit_code is None]
-        asked = [worker.rank for worker in running if ask_flight_recorder(self._setting.environ, worker.rank)]
-        outcomes = request_stacks(
-            [StackRequest(worker.pid, worker.stacks_file) for worker in running], _STACKS_S
-        )
-        written = [one for one in running if outcomes[one.pid] in (Outcome.WRITTEN, Outcome.PARTIAL)]
+        asked = [one.rank for one in running if ask_flight_recorder(self._setting.environ, one.rank)]
+        stacks = self.stacks_of(running)
+        written = [one for one in running if one.rank in stacks]
         self._record(
             events.StacksSaved(
                 self.plan.round_number,
@@ -217,8 +215,17 @@ class Rounds:
                 tuple(worker.stacks_file for worker in written),
             )
         )
-        stacks = {worker.rank: read_stack(_read_text(worker.stacks_file)) for worker in written}
         return {rank: stack for rank, stack in stacks.items() if stack is not None}
+
+    def stacks_of(self, workers: Sequence[Worker]) -> dict[int, Stack | None]:
+        """The main thread's stack of each worker that has written its stacks, by rank; None if unreadable."""
+        requests = [StackRequest(worker.pid, worker.stacks_file) for worker in workers]
+        outcomes = request_stacks(requests, _STACKS_S)
+        return {
+            worker.rank: read_stack(_read_text(worker.stacks_file))
+            for worker in workers
+            if outcomes[worker.pid] in (Outcome.WRITTEN, Outcome.PARTIAL)
+        }
 
     def close(self, seen_at: float, hang: Verdict | None = None) -> Evidence:
         """Take down what the round used and say how it ended; every worker has ended.
