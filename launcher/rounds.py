@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ _DRAIN_S = 1.0
 """Longest wait for the last output of ended workers to reach a console that may be slow."""
 _STACKS_S = 1.0
 """Longest wait for the stacks of ranks that hang: they are worth more than a second of a hung job."""
+_RECORDER_S = 1.2
+"""torch looks for a request to dump its flight recorder once a second (`ask_flight_recorder`)."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -204,6 +207,8 @@ class Rounds:
         assert self.plan is not None
         running = [worker for worker in self.workers if worker.exit_code is None]
         asked = [one.rank for one in running if ask_flight_recorder(self._setting.environ, one.rank)]
+        if asked:
+            time.sleep(_RECORDER_S)
         stacks = self.stacks_of(running)
         written = [one for one in running if one.rank in stacks]
         self._record(

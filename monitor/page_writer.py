@@ -247,7 +247,10 @@ def make_beat(find: Callable[[], PageWriter | None]) -> Beat:
             return
         count += 1
         if step is not None:
-            words[_REPORTED_STEP_WORD] = step + 1
+            try:
+                words[_REPORTED_STEP_WORD] = step + 1
+            except TypeError:
+                words[_REPORTED_STEP_WORD] = int(step) + 1
         words[_HEARTBEATS_WORD] = count
         seconds[_LAST_PROGRESS_WORD] = monotonic()
 

@@ -45,18 +45,20 @@ def encode(request: wire.ControlRequest) -> bytes:
     """The frame of a request; the classes in it are named, not imported."""
     action = _named("WorkloadAction") + pickle.BININT1 + bytes([_MEMBERS[request.action]])
     state = [
-        _plain("action") + action + pickle.TUPLE1 + pickle.REDUCE + pickle.SETITEM,
-        _plain("description") + _plain(request.description) + pickle.SETITEM,
+        _text("action") + action + pickle.TUPLE1 + pickle.REDUCE + pickle.SETITEM,
+        _text("description") + _text(request.description) + pickle.SETITEM,
     ]
+    rank = request.global_rank
+    rank_part = pickle.NONE if rank is None else pickle.BININT + rank.to_bytes(4, "little")
     instance = _named("WorkloadControlRequest") + pickle.EMPTY_TUPLE + pickle.NEWOBJ + pickle.EMPTY_DICT
-    pair = _plain(request.global_rank) + instance + b"".join(state) + pickle.BUILD + pickle.TUPLE2
+    pair = rank_part + instance + b"".join(state) + pickle.BUILD + pickle.TUPLE2
     return wire.frame(pickle.PROTO + bytes([4]) + pair + pickle.STOP)
 
 
 def _named(name: str) -> bytes:
-    return _plain(_MODULE) + _plain(name) + pickle.STACK_GLOBAL
+    return _text(_MODULE) + _text(name) + pickle.STACK_GLOBAL
 
 
-def _plain(value: str | int | None) -> bytes:
-    """The opcodes of a value without the pickle around them, which protocol 3 puts into no frame."""
-    return pickle.dumps(value, 3)[2:-1]
+def _text(value: str) -> bytes:
+    encoded = value.encode("utf-8", "surrogatepass")
+    return pickle.BINUNICODE + len(encoded).to_bytes(4, "little") + encoded

@@ -16,6 +16,7 @@ import pytest
 from ftrun.monitor.page import Page, PageSnapshot
 from ftrun.monitor.sampler import THREAD_NAME
 from ftrun.monitor.stack_signal import STACKS_SIGNAL
+from tests.support.waiting import until
 
 INTERVAL_S = 0.02
 DEADLINE_S = 30.0
@@ -45,11 +46,15 @@ class Sampled:
 
     def wait_for(self, is_so: Callable[[PageSnapshot], bool]) -> PageSnapshot:
         """Until the page says so."""
-        deadline = time.monotonic() + DEADLINE_S
-        while not is_so(seen := self.page.read()):
-            assert self.process.poll() is None, "it has ended"
-            assert time.monotonic() < deadline, seen
-            time.sleep(INTERVAL_S / 4)
+        seen = self.page.read()
+
+        def is_reached() -> bool:
+            nonlocal seen
+            seen = self.page.read()
+            assert is_so(seen) or self.process.poll() is None, "it has ended"
+            return is_so(seen)
+
+        until(is_reached, lambda: seen, DEADLINE_S)
         return seen
 
     def moves_over(self, looks: int) -> int:
@@ -266,10 +271,8 @@ def test_a_program_that_takes_its_place_has_no_sampler_thread() -> None:
     with sampled("start(); say_ready(); os.execv('/bin/sleep', ['sleep', '60'])") as process:
         tid = process.page.read().sampler_tid
         assert tid is not None
-        deadline = time.monotonic() + DEADLINE_S
-        while Path(f"/proc/{process.process.pid}/task/{tid}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        thread = Path(f"/proc/{process.process.pid}/task/{tid}")
+        until(lambda: not thread.exists(), lambda: "it is still there", DEADLINE_S)
         assert process.page.read().sampler_tid == tid
 
 

@@ -1,8 +1,10 @@
-"""A tiny training job on gloo in which rank 1 goes wrong after a while, in the first round only.
+"""A tiny training job on gloo whose rank 1 goes wrong in each round, in another way each time.
 
-`python training.py CLIENT DEED`. CLIENT says what is told of the training: "none" (the script is not edited),
-"ftrun" or "nvrx"; DEED is a function of this module. `$STEPS` steps are done before the deed, and as many after
-it; the times that a test measures are printed, CLOCK_MONOTONIC seconds.
+`python training.py CLIENT [DEED...]`. CLIENT says what is told of the training: "none" (the script is not
+edited), "ftrun" or "nvrx" (which also opens a section that has no limit); each DEED is a function of this module, for one round, and the round after the last
+one ends well. Before a deed some steps are done, in the first round for `$LEARN_S` seconds, and the file `$D/go` is
+there. The times that a
+test measures are printed, CLOCK_MONOTONIC seconds.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 STARTED_AT = time.monotonic()
 
-import torch
-import torch.distributed as dist
+import torch  # noqa: E402 - the first thing to be known is when the script began
+import torch.distributed as dist  # noqa: E402
 
-CLIENT, DEED = sys.argv[1:]
-STEPS = int(os.environ.get("STEPS", "20"))
 STEP_S = 0.05
+STEPS = 10
+client, *deeds = sys.argv[1:]
 rank = int(os.environ["RANK"])
 restart_count = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
@@ -33,7 +36,7 @@ def say(*words: object) -> None:
 
 
 def is_stopped() -> None:
-    """As by a debugger, or a node that swaps."""
+    """As by a debugger."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -43,12 +46,17 @@ def sleeps_for_ever() -> None:
 
 
 def skips_a_collective() -> None:
-    """Goes on to another one, which the others never reach."""
-    dist.barrier(group=others)
+    """Waits for what the others do after it."""
+    store.wait(["after the collective"])
+
+
+def skips_to_another_collective() -> None:
+    """Waits for the others, who do not come so far."""
+    dist.barrier(second_group)
 
 
 def holds_the_gil() -> None:
-    """Waits in C for a lock of its own, and no other thread of it can run Python either."""
+    """Waits in C for a lock that it has itself; no other thread of this process can run Python either."""
     libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
     while True:
         libc.pthread_mutex_lock(mutex)
@@ -59,41 +67,53 @@ def matches_a_bad_pattern() -> None:
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-def beat_of(client: str) -> Callable[[], None]:
-    """What an edited script calls after each step."""
-    if client == "none":
-        return lambda: None
+def make_beat() -> Callable[[], object]:
+    """What the script calls after each step."""
+    if client == "nvrx":
+        from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient, RankMonitorClientError
+
+        monitor = RankMonitorClient()
+        monitor.init_workload_monitoring()
+        try:
+            monitor.start_section("unknown")
+        except RankMonitorClientError:
+            say("section refused")
+        return monitor.send_heartbeat
     if client == "ftrun":
         from ftrun.monitor.client import heartbeat
 
         return heartbeat
-    from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient
-
-    monitor = RankMonitorClient()
-    monitor.init_workload_monitoring()
-    return monitor.send_heartbeat
+    return lambda: None
 
 
-say("script began", STARTED_AT)
-dist.init_process_group("gloo")
-others = dist.new_group()
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-beat = beat_of(CLIENT)
-for step in range(2 * STEPS):
-    if restart_count == 0 and step == STEPS:
+def all_have(flag: bool) -> bool:
+    """Whether it is so for all ranks."""
+    lowest = torch.tensor(int(flag))
+    dist.all_reduce(lowest, dist.ReduceOp.MIN)
+    return bool(lowest)
+
+
+say("began", STARTED_AT)
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+second_group = dist.new_group()
+parameter = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([parameter], lr=0.01)
+beat = make_beat()
+deed = deeds[restart_count] if restart_count < len(deeds) else ""
+steps = STEPS if restart_count else STEPS + int(float(os.environ["LEARN_S"]) / STEP_S)
+step = 0
+while deed or step < STEPS:
+    parameter.sum().backward()
+    if deed and all_have(step >= steps and Path(os.environ["D"], "go").exists()):
         say("last beat", time.monotonic())
         if rank == 1:
-            globals()[DEED]()
-    loss = model(torch.ones(4)).sum()
-    loss.backward()
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
+            globals()[deed]()
+    dist.all_reduce(parameter.grad)
     optimizer.step()
     optimizer.zero_grad()
     beat()
-    if step == 0:
-        say("first step", time.monotonic())
+    step += 1
     time.sleep(STEP_S)
 dist.destroy_process_group()
 say("done")
