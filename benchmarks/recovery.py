@@ -11,30 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import signal
 import statistics
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType
 
-import psutil
-from recovery_job import (
-    WORLD_SIZE,
-    Job,
-    JobLostError,
-    Launcher,
-    Recovery,
-    adopt_orphans,
-    end_descendants,
-    known_launchers,
-)
+from job import WORLD_SIZE, JobLostError, Launcher, known_launchers, leaving_nothing
+from machine import describe_machine
+from recovery_job import Recovery, RecoveryJob
 
 REFERENCE = "ftrun"
 PARTS = ("detect", "stop", "start", "import", "group", "load", "step")
@@ -61,11 +46,11 @@ def measure(launcher: Launcher, faults: int, settle_s: float, deadline_s: float,
     left = faults
     while left > 0:
         with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as out:
-            with Job(launcher, Path(out), deadline_s) as job:
+            with RecoveryJob(launcher, Path(out), deadline_s) as job:
                 left -= measure_job(launcher.name, job, left, settle_s, samples)
 
 
-def measure_job(name: str, job: Job, faults: int, settle_s: float, samples: Samples) -> int:
+def measure_job(name: str, job: RecoveryJob, faults: int, settle_s: float, samples: Samples) -> int:
     """Kills until `faults` are done or the job is lost; returns how many faults that was, at least one."""
     kills = 0
     try:
@@ -95,31 +80,6 @@ def show(value: float | None) -> str:
 def median(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def describe_machine() -> dict[str, str]:
-    """What the numbers depend on."""
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    facts = {
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "cpu": f"{cpu}, {len(os.sched_getaffinity(0))} cores usable",
-        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
-        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
-        "load before": " ".join(f"{value:.2f}" for value in os.getloadavg()),
-    }
-    for package in ("torch", "nvidia-resiliency-ext", "ftrun"):
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            facts[package] = "not installed"
-    return facts
 
 
 def print_report(facts: dict[str, str], measured: dict[str, Samples]) -> None:
@@ -194,20 +154,8 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, leave)
-    adopt_orphans()
-    try:
+    with leaving_nothing():
         run(args)
-    finally:
-        end_descendants()
-
-
-def leave(number: int, _frame: FrameType | None) -> None:
-    """Ends the benchmark by an exception, so that it cleans up; a second signal does not disturb that."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ignored, signal.SIG_IGN)
-    sys.exit(128 + number)
 
 
 def run(args: argparse.Namespace) -> None:

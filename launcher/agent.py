@@ -13,12 +13,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from ftrun.launcher import exit_codes, process, recovery, rendezvous
 from ftrun.launcher.control import ControlError, Progress
-from ftrun.launcher.grace import GraceWatch
-from ftrun.launcher.hang_records import calculated_event, hang_event
+from ftrun.launcher.hangs import Hangs, Record
 from ftrun.launcher.mailbox import Mailbox
 from ftrun.launcher.model import Action, Decision, PastIncident
 from ftrun.launcher.recovery import Recovery
@@ -27,17 +25,16 @@ from ftrun.launcher.rounds import Rounds
 from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.standby import Standby
 from ftrun.launcher.standby_pool import StandbyPool
-from ftrun.launcher.watchdog import Watchdog
 from ftrun.launcher.watcher import Watcher
 from ftrun.launcher.workers import Worker
 from ftrun.monitor import events
 from ftrun.monitor.diagnosis import diagnose
-from ftrun.monitor.heartbeats import RankHeartbeats, Timeouts
+from ftrun.monitor.heartbeats import RankHeartbeats
 from ftrun.monitor.incident import Incident
-from ftrun.monitor.liveness import Verdict, name_culprits
 from ftrun.monitor.log import sentence
 from ftrun.monitor.wire import ControlRequest, WorkloadAction
 
+_SCOUT_EVERY_S = 10.0
 _LONGEST_WAIT_S = 5.0
 """Upper bound of one wait: memory for standbys is looked at again, and the liveness endpoint sees a turn."""
 
@@ -48,15 +45,11 @@ _REQUESTED_CODES = {
 }
 """What a worker's request means for the job on this node; the others change nothing."""
 
-Note = ControlRequest | tuple[int, RankHeartbeats]
-"""What the heartbeat servers tell the agent: a request, or a local rank and its new state."""
+Note = ControlRequest | tuple[int, RankHeartbeats] | events.Event
+"""What helper threads tell the agent: a worker's request, a local rank's new state, or what to journal."""
 
-
-class Record(Protocol):
-    """Journals an event; `durable` ones are on disk when it returns."""
-
-    def __call__(self, event: events.Event, durable: bool = False) -> None:
-        """Journal `event`."""
+_MOVES_AFTER_S = 10.0
+"""From the first rank's progress on: the others may be of a kind that shows none, such as an actor."""
 
 
 class Agent:
@@ -70,7 +63,7 @@ class Agent:
         max_restarts: int,
         termination_signal: int,
         rounds: Rounds,
-        watchdog: Watchdog,
+        hangs: Hangs,
         mailbox: Mailbox[Note],
         pool: StandbyPool,
         inbox: SignalInbox,
@@ -84,7 +77,7 @@ class Agent:
         self._max_restarts = max_restarts
         self._termination_signal = termination_signal
         self._rounds = rounds
-        self._watchdog = watchdog
+        self._hangs = hangs
         self._mailbox = mailbox
         self._pool = pool
         self._inbox = inbox
@@ -93,11 +86,11 @@ class Agent:
         self._clock = clock
         self._history: tuple[PastIncident, ...] = ()
         self._recovery: Recovery | None = None
-        self._hang: Verdict | None = None
-        self._grace = GraceWatch()
-        self._calculated: dict[int, Timeouts] = {}
         self._progressed: set[int] = set()
-        self.last_incident: Incident | None = None
+        self._progressed_at = 0.0
+        self._scout_at = 0.0
+        self.fatal_incident: Incident | None = None
+        """What ended the job, if it was a failure."""
         self.turned_at = clock()
         """CLOCK_MONOTONIC of the last turn of the loop, seconds; for the liveness endpoint."""
 
@@ -118,7 +111,7 @@ class Agent:
         self._rounds.discard()
 
     def _wait_s(self) -> float:
-        deadlines = (self.state.deadline, self._watchdog.next_look_at, self._grace.next_look_at)
+        deadlines = (self.state.deadline, *self._hangs.wanted_at)
         now = self._clock()
         return min(_LONGEST_WAIT_S, *(at - now for at in deadlines if at is not None))
 
@@ -139,16 +132,15 @@ class Agent:
                 self._watcher.remove(source.control.fileno())
 
     def _take_note(self, note: Note) -> None:
-        """What the heartbeat servers have left for the agent."""
+        """What a helper thread has left for the agent."""
         if isinstance(note, ControlRequest):
             self._take_request(note)
             return
-        self._watchdog.wake()
+        if isinstance(note, events.Event):
+            self._record(note)
+            return
         local_rank, heartbeats = note
-        timeouts = heartbeats.timeouts
-        if timeouts.calculated and self._calculated.get(local_rank) != timeouts:
-            self._calculated[local_rank] = timeouts
-            self._record(calculated_event(timeouts, self.state.round_number, heartbeats.global_rank))
+        self._hangs.take(local_rank, heartbeats, self.state.round_number)
 
     def _take_request(self, request: ControlRequest) -> None:
         """A worker wants something of the job; acted on at once."""
@@ -162,8 +154,8 @@ class Agent:
 
     def _take_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCHLD:
-            known = {worker.pid for worker in self._rounds.workers} | self._pool.pids
-            process.reap_orphans(known)
+            ours = {worker.pid for worker in self._rounds.workers} | self._pool.pids
+            process.reap_orphans(ours | self._rounds.abandoned_pids)
         elif number == signal.SIGWINCH:
             self._rounds.follow_window_size()
         elif number in self._inbox.passed_on:
@@ -206,6 +198,8 @@ class Agent:
                 self.state.round_number, worker.rank, page.reported_step, max(0.0, since_start_s)
             )
         )
+        if not self._progressed:
+            self._progressed_at = self._clock()
         self._progressed.add(worker.local_rank)
         self._pool.learn(message.modules)
         plan = self._rounds.plan
@@ -228,46 +222,26 @@ class Agent:
                 )
             )
             self._advance(rendezvous.AllGone())
-        self._look_for_hangs(now)
-        self._shorten_grace(now)
+        if (hung := self._hangs.look(self.state, now)) is not None:
+            self._advance(hung)
+        self._hangs.shorten_grace(self.state, now)
         if self.state.phase is not Phase.ENDED:
             self._advance(rendezvous.Woke())
         self._pool.sweep()
-        if self._is_moving() and self.restart_count < self._max_restarts:
+        if self._is_moving(now) and self.restart_count < self._max_restarts:
             self._pool.refill()
+            self._scout(now)
 
-    def _look_for_hangs(self, now: float) -> None:
-        look_at = self._watchdog.next_look_at
-        if self.state.phase is not Phase.RUNNING or look_at is None or now < look_at:
-            return
-        verdict = self._watchdog.look(now)
-        if verdict is None:
-            return
-        # What the ranks are doing is saved before anything is ended, and tells who holds up the others.
-        self._hang = hang = name_culprits(verdict, self._watchdog.signs, self._rounds.save_stacks(), now)
-        self._record(hang_event(hang, self.state.round_number), durable=True)
-        blamed = hang.culprits or (() if hang.rank is None else (hang.rank,))
-        local_ranks = tuple(one.local_rank for one in self._rounds.workers if one.rank in blamed)
-        self._advance(rendezvous.Hung(local_ranks))
+    def _scout(self, now: float) -> None:
+        if now >= self._scout_at:
+            self._scout_at = now + _SCOUT_EVERY_S
+            self._rounds.scout()
 
-    def _shorten_grace(self, now: float) -> None:
-        """After a failure: end survivors that were asked to end and can never act on it."""
-        is_asked = self.state.phase is Phase.STOPPING and self.state.cause is Cause.FAILURE
-        if not is_asked or self.state.has_killed:
-            self._grace.rest()
-            return
-        if not self._grace.is_due(now):
-            return
-        running = {worker.rank: worker for worker in self._rounds.workers if worker.exit_code is None}
-        signs = self._watchdog.read_signs(now, is_full=True)
-        still = self._grace.look({rank: signs[rank] for rank in running}, now)
-        stacks = self._rounds.stacks_of([running[rank] for rank in still]) if still else {}
-        for rank in self._grace.hopeless(still, stacks):
-            self._record(events.GraceEnded(self.state.round_number, rank, now - self.state.stop_began_at))
-            self._rounds.end(running[rank].local_rank, signal.SIGKILL)
-
-    def _is_moving(self) -> bool:
-        return self.state.phase is Phase.RUNNING and len(self._progressed) == self.state.local_world_size
+    def _is_moving(self, now: float) -> bool:
+        if self.state.phase is not Phase.RUNNING or not self._progressed:
+            return False
+        has_all = len(self._progressed) == self.state.local_world_size
+        return has_all or now - self._progressed_at >= _MOVES_AFTER_S
 
     def _is_all_gone(self) -> bool:
         if any(worker.exit_code is None for worker in self._rounds.workers):
@@ -298,24 +272,34 @@ class Agent:
         for action in actions:
             match action:
                 case rendezvous.StartRound():
-                    self._progressed = set()
-                    self._hang = None
-                    self._rounds.open(self.state.round_number, self.restart_count)
-                    self._watchdog.watch(self._rounds.workers, self._clock())
+                    self._start_round()
                 case rendezvous.EndHung(local_ranks):
                     for local_rank in local_ranks:
                         self._rounds.end(local_rank, self._termination_signal)
                 case rendezvous.Ask(signum):
-                    self._watchdog.rest()
+                    self._hangs.rest()
                     self._note_swept(self._rounds.ask(signum, self._pool.pids), "detached; asked to end")
                 case rendezvous.Kill():
                     self._note_swept(
                         self._rounds.kill(self._pool.pids), "still there after the grace; SIGKILL"
                     )
+                case rendezvous.Discard():
+                    self._rounds.discard()
                 case rendezvous.Judge():
                     self._judge()
                 case rendezvous.GiveUp():
                     self._name_unkillable()
+
+    def _start_round(self) -> None:
+        self._progressed = set()
+        self._hangs.forget()
+        try:
+            self._rounds.open(self.state.round_number, self.restart_count)
+        except OSError as error:
+            self._record(events.RoundFailed(self.state.round_number, str(error)))
+            self._advance(rendezvous.StartFailed(str(error)))
+        else:
+            self._hangs.watch_round(self._clock())
 
     def _note_swept(self, strays: Sequence[tuple[int, str]], how: str) -> None:
         for pid, command in strays:
@@ -337,10 +321,12 @@ class Agent:
         failed_plan = self._rounds.plan
         assert failed_plan is not None
         last_step = recovery.last_step(failed_plan, self._rounds.pages())
-        incident = diagnose([self._rounds.close(self.state.stop_began_at, self._hang)])
+        incident = diagnose([self._rounds.close(self.state.stop_began_at, self._hangs.verdict)])
         decision = self._decide(incident, self._history)
+        if (ending := self.state.ending) is not None:
+            reason = f"{decision.reason.partition(': ')[2] or decision.reason}; {ending.reason}"
+            decision = Decision(Action.STOP, reason, exit_code=ending.exit_code)
         is_restart = decision.action is Action.RESTART
-        self.last_incident = incident
         self._record(_diagnosed(incident))
         self._record(
             events.RestartDecided(
@@ -356,6 +342,8 @@ class Agent:
         if is_restart:
             self._history += (PastIncident(incident.kind, incident.fingerprint, incident.has_progressed),)
             self._recovery = Recovery(incident, self.state.stop_began_at, gone_at, last_step)
+        else:
+            self.fatal_incident = incident
         self._advance(rendezvous.Judged(decision))
 
     def close(self) -> None:
@@ -363,7 +351,7 @@ class Agent:
         self._pool.close()
         self._rounds.kill(set())
         self._rounds.discard()
-        for pid in process.children(os.getpid()):
+        for pid in set(process.children(os.getpid())) - self._rounds.abandoned_pids:
             process.kill_descendant(pid, signal.SIGKILL, os.getpid())
 
 

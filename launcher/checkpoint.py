@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from ftrun.launcher.checkpoint_choice import (
@@ -88,17 +89,24 @@ def _look_into(path: Path) -> tuple[Candidate | None, tuple[Path, ...]]:
 
 def _find_defect(checkpoint: Path) -> str | None:
     """Why the checkpoint cannot be used, or None if it is whole."""
+    path = checkpoint / METADATA_NAME
     try:
-        metadata = (checkpoint / METADATA_NAME).read_bytes()
+        status = path.stat()
+        required = _required_lengths(path, status.st_mtime_ns, status.st_size)
     except FileNotFoundError:
         return f"has no {METADATA_NAME}: the save did not finish, or this is not a torch DCP checkpoint"
     except OSError as error:
         return f"{METADATA_NAME} cannot be read: {error.strerror}"
-    try:
-        required = read_required_lengths(metadata)
     except MetadataError as error:
         return f"{METADATA_NAME} {error}"
     return next(_find_short_files(checkpoint, required), None)
+
+
+@lru_cache(maxsize=32)
+def _required_lengths(metadata: Path, mtime_ns: int, size: int) -> dict[str, int]:
+    """What a metadata file asks for, read once while it stays as it is: it may have a million entries."""
+    del mtime_ns, size
+    return read_required_lengths(metadata.read_bytes())
 
 
 def _find_short_files(checkpoint: Path, required: dict[str, int]) -> Iterator[str]:

@@ -26,6 +26,20 @@ def run(argv: Sequence[str]) -> int:
         return code
 
 
+def _fill_standard_streams() -> None:
+    """Open /dev/null where a standard stream is closed: any later file would become it, and get its text."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(opened, True)
+    # None where the stream was closed when Python started; print(file=None) would take the other one.
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def main() -> None:
     """Entry point of the `ftrun` command."""
+    _fill_standard_streams()
     sys.exit(run(sys.argv[1:]))

@@ -107,6 +107,12 @@ class StopConfig:
         "seconds",
         "SIGTERM to SIGKILL after the agent was told to stop: time to save, as torchrun and Kubernetes give.",
     )
+    grace_after_success: float = setting(
+        30.0,
+        v.SECONDS,
+        "seconds",
+        "Time for processes that outlived their rank, such as an upload, before they are asked to end.",
+    )
     kill_timeout: float = setting(
         10.0,
         v.INTERVAL,

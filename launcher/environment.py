@@ -8,9 +8,6 @@ from string import Template
 from ftrun.launcher.config import LaunchOptions
 from ftrun.launcher.model import Plan
 
-_PYNVML_FILTER = "ignore:The pynvml package is deprecated:FutureWarning"
-"""NVRx 0.4.1 installs the deprecated `pynvml` shim, at which torch complains in each process."""
-
 
 def of_every_worker(environ: Mapping[str, str], local_world_size: int) -> dict[str, str]:
     """Environment with which worker processes are spawned, before it is known which rank they will be."""
@@ -19,8 +16,6 @@ def of_every_worker(environ: Mapping[str, str], local_world_size: int) -> dict[s
         environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-    filters = environment.get("PYTHONWARNINGS")
-    environment["PYTHONWARNINGS"] = f"{filters},{_PYNVML_FILTER}" if filters else _PYNVML_FILTER
     return environment
 
 

@@ -93,6 +93,13 @@ def _time(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+_USAGE = {
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
+    "memory.max": ("memory.current", "inactive_file"),
+}
+"""By the limit's file: the file with the use, and the key in memory.stat of cache that can be dropped."""
+
+
 class OomCounter:
     """The OOM kills and the memory limit of the cgroup that the agent, and so its workers, run in.
 
@@ -126,6 +133,20 @@ class OomCounter:
             if (limit := _limit(level / limit_file)) is not None
         ]
         return min(limits, default=None)
+
+    def headroom_bytes(self) -> int | None:
+        """What may still be used before the tightest limit up to the mount is met; None without a limit.
+
+        Page cache that is not in use counts as free: the kernel drops it first.
+        """
+        rooms = []
+        for mount, directory, _, limit_file in self._groups():
+            usage_file, cache_key = _USAGE[limit_file]
+            for level in _up_to(directory, mount):
+                limit, usage = _limit(level / limit_file), _limit(level / usage_file)
+                if limit is not None and usage is not None:
+                    rooms.append(limit - usage + (_keyed_number(level / "memory.stat", cache_key) or 0))
+        return min(rooms, default=None)
 
     def _groups(self) -> Iterator[tuple[Path, Path, str, str]]:
         """Mount, the agent's directory below it, name of the counter file and of the limit file; v1 first."""

@@ -10,13 +10,11 @@ import contextlib
 import io
 import os
 import platform
-import re
 import secrets
 import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,10 +25,11 @@ from typing import cast
 
 import psutil
 
-from ftrun.launcher import elastic_events, exit_codes, health_port, numa, policy
+from ftrun.launcher import elastic_events, exit_codes, health_port, numa, policy, process
 from ftrun.launcher.agent import Agent, Note
 from ftrun.launcher.config import Config
 from ftrun.launcher.evidence import OomCounter
+from ftrun.launcher.hangs import Hangs
 from ftrun.launcher.logs import DEFAULT_PREFIX_TEMPLATE, LogOptions, RunLogs
 from ftrun.launcher.mailbox import Mailbox
 from ftrun.launcher.numa_choice import NumaBinding
@@ -52,6 +51,7 @@ from ftrun.monitor import events
 from ftrun.monitor.heartbeats import Timeouts
 from ftrun.monitor.journal import Journal
 from ftrun.monitor.log import LogFormat, configure, level_from
+from ftrun.monitor.run_directories import RunDirectory, make_run_directory
 from ftrun.monitor.server import HeartbeatServers
 from ftrun.monitor.sockets import SocketPathError, make_runtime_directory
 from ftrun.monitor.stall_limits import StallLimits
@@ -80,25 +80,34 @@ class Job:
         self._stack = stack
         self._node = socket.gethostname()
         self._run_id = _run_id(config)
-        self._run_dir = _run_dir(config, self._run_id)
+        run_directory = _run_dir(config, self._run_id)
+        self._run_dir = run_directory.path
         self._started_at = time.monotonic()
+        self._inbox: SignalInbox | None = None
+        self._mailbox: Mailbox[Note] = Mailbox()
+        stack.callback(self._mailbox.close)
         self._pump = OutputPump(on_warning=self._warn)
-        stack.callback(self._pump.close)
+        stack.callback(self._close_pump)
         self._record = self._make_recorder()
+        if run_directory.degraded:
+            self._warn(run_directory.degraded)
 
     def run(self, inbox: SignalInbox, first: Sequence[Standby]) -> int:
         """Build the agent and let it run; returns the exit code."""
+        self._inbox = inbox
+        self._foreign_pids = frozenset(process.children(os.getpid())) - {one.pid for one in first}
         logs = RunLogs(self._log_options(), self._run_dir / "logs", self._run_id, self._warn)
         watcher: Watcher[object] = Watcher()
         self._stack.callback(watcher.close)
         pool = self._make_pool(watcher)
         self._announce()
-        mailbox: Mailbox[Note] = Mailbox()
-        watchdog = self._make_watchdog(mailbox)
+        directory = self._make_socket_directory()
+        self._start_guard(directory)
+        watchdog = self._make_watchdog(directory)
         self._stack.callback(watchdog.close)
         rounds = self._make_rounds(pool, logs, watchdog)
         pool.adopt(first)
-        agent = self._make_agent(rounds, watchdog, mailbox, pool, inbox, watcher)
+        agent = self._make_agent(rounds, watchdog, pool, inbox, watcher)
         self._stack.callback(agent.close)
         self._start_health_port(agent)
         agent.run()
@@ -121,9 +130,18 @@ class Job:
             elastic_events.observer(self._config.launch.event_log_handler, self._config.launch),
         )
 
+    def _close_pump(self) -> None:
+        """Show all that is left to be shown, however slow its reader is; a further stop signal is enough of it."""
+        self._pump.close(self._is_told_again)
+
+    def _is_told_again(self) -> bool:
+        return self._inbox is not None and any(
+            number.name in self._config.launch.signals_to_handle for number in self._inbox.read()
+        )
+
     def _warn(self, reason: str) -> None:
         """From the output pump, on its own thread."""
-        self._record.queue(events.OutputDegraded(reason))
+        self._mailbox.post(events.OutputDegraded(reason))
 
     def _print(self, text: str) -> None:
         """Whole lines for a person, among the workers' on the agent's stderr."""
@@ -148,7 +166,7 @@ class Job:
             self._start.spawn,
             watcher,
             self._record,
-            lambda: psutil.virtual_memory().available,
+            _available_memory,
             self._config.ftrun.standby.min_free_memory,
             self._start.may_learn,
             self._start.advice.reason if self._start.advice.is_cold else "",
@@ -168,13 +186,30 @@ class Job:
             environ=os.environ,
             checkpoint_dir=Path(directory).absolute() if directory is not None else None,
             cpus=binding.cpus,
-            abandoned_pids=frozenset() if binding.survivor_pid is None else frozenset({binding.survivor_pid}),
+            abandoned_pids=self._foreign_pids | ({binding.survivor_pid} if binding.survivor_pid else set()),
         )
         group = WorkerGroup(self._start.entry, pool.take, pool.discard)
         store = StoreHost(self._warn_store)
         return Rounds(setting, group, logs, self._pump, store, OomCounter(), watchdog, self._record)
 
-    def _make_watchdog(self, mailbox: Mailbox[Note]) -> Watchdog:
+    def _make_socket_directory(self) -> Path | None:
+        try:
+            return make_runtime_directory(os.environ)
+        except OSError as error:
+            self._record(events.HeartbeatsDegraded(str(error)))
+            return None
+
+    def _start_guard(self, directory: Path | None) -> None:
+        """The one process that stays when this agent is killed; ended by hand when it is not."""
+        try:
+            guard = process.spawn_guard(os.getpid(), str(directory or ""))
+        except OSError as error:
+            self._record(events.GuardDegraded(str(error)))
+            return
+        self._stack.callback(guard.end)
+        self._foreign_pids |= {guard.pid}
+
+    def _make_watchdog(self, directory: Path | None) -> Watchdog:
         section, timeouts = self._config.fault_tolerance, self._config.ftrun.timeouts
         limits = Timeouts.from_config(
             section.initial_rank_heartbeat_timeout,
@@ -190,9 +225,11 @@ class Job:
             safety_factor=section.safety_factor,
             initial_s=section.initial_rank_heartbeat_timeout,
         )
-        return Watchdog(self._serve_heartbeats(limits, mailbox), limits, stall)
+        return Watchdog(self._serve_heartbeats(limits, directory), limits, stall)
 
-    def _serve_heartbeats(self, limits: Timeouts, mailbox: Mailbox[Note]) -> HeartbeatServers | None:
+    def _serve_heartbeats(self, limits: Timeouts, directory: Path | None) -> HeartbeatServers | None:
+        if directory is None:
+            return None
         section = self._config.fault_tolerance
         settings = ClientSettings(
             section.safety_factor,
@@ -202,12 +239,12 @@ class Job:
         )
         try:
             return HeartbeatServers(
-                make_runtime_directory(os.environ),
+                directory,
                 range(self._slots.count),
                 limits,
                 settings,
-                lambda local_rank, state: mailbox.post((local_rank, state)),
-                mailbox.post,
+                lambda local_rank, state: self._mailbox.post((local_rank, state)),
+                self._mailbox.post,
             )
         except (OSError, SocketPathError) as error:
             self._record(events.HeartbeatsDegraded(str(error)))
@@ -215,7 +252,7 @@ class Job:
 
     def _warn_store(self, reason: str) -> None:
         """From the store's thread: the workers will fail for want of a store, and this says why."""
-        self._record.queue(events.StoreFailed(reason))
+        self._mailbox.post(events.StoreFailed(reason))
 
     def _numa_binding(self) -> NumaBinding:
         mode = self._config.launch.numa_binding
@@ -230,7 +267,6 @@ class Job:
         self,
         rounds: Rounds,
         watchdog: Watchdog,
-        mailbox: Mailbox[Note],
         pool: StandbyPool,
         inbox: SignalInbox,
         watcher: Watcher[object],
@@ -243,6 +279,7 @@ class Job:
             Graces(
                 config.grace_after_failure_s,
                 config.grace_after_signal_s,
+                stop.grace_after_success,
                 stop.kill_timeout,
                 config.ftrun.graceful_exit_code,
             ),
@@ -250,8 +287,8 @@ class Job:
             max_restarts,
             signal.Signals[config.fault_tolerance.rank_termination_signal],
             rounds,
-            watchdog,
-            mailbox,
+            Hangs(watchdog, rounds, self._record),
+            self._mailbox,
             pool,
             inbox,
             watcher,
@@ -288,10 +325,6 @@ class Job:
         )
         for ignored in self._config.ignored:
             self._record(events.OptionIgnored(ignored.name, ignored.reason))
-        if options.max_nodes > 1:
-            self._record(
-                events.OptionIgnored("--nnodes", "this version runs one node; MAX is not waited for")
-            )
         if self._slots.count > 1 and "OMP_NUM_THREADS" not in os.environ:
             self._record(events.EnvironmentDefaulted("OMP_NUM_THREADS", "1"))
         if self._start.advice.is_cold:
@@ -300,9 +333,9 @@ class Job:
 
     def _conclude(self, agent: Agent, logs: RunLogs) -> None:
         """Say how the job ended: to the journal, the person at the terminal, a launcher around this one."""
-        state, incident = agent.state, agent.last_incident
+        state, incident = agent.state, agent.fatal_incident
         duration_s = time.monotonic() - self._started_at
-        if state.exit_code != exit_codes.OK and incident is not None and state.ending is None:
+        if state.exit_code != exit_codes.OK and incident is not None:
             self._print(
                 failure_summary(
                     self._config.launch.training_script,
@@ -327,16 +360,11 @@ def _run_id(config: Config) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _run_dir(config: Config, run_id: str) -> Path:
-    """Where the journal and, unless told otherwise, the logs go (XDG Base Directory Specification)."""
+def _run_dir(config: Config, run_id: str) -> RunDirectory:
+    """Where the journal and, unless told otherwise, the logs go."""
     if config.ftrun.run_dir is not None:
-        return Path(config.ftrun.run_dir).absolute()
-    state_home = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
-    with contextlib.suppress(OSError):
-        (state_home / "ftrun").mkdir(parents=True, exist_ok=True)
-    if not os.access(state_home / "ftrun", os.W_OK):  # containers often have no home that can be written
-        state_home = Path(tempfile.gettempdir()) / f"ftrun-{os.geteuid()}"
-    return state_home / "ftrun" / re.sub(r"[^\w.+-]", "_", run_id)
+        return RunDirectory(Path(config.ftrun.run_dir).absolute())
+    return make_run_directory(run_id, os.environ)
 
 
 def _copy_error_file(error_file: str, own_error_file: str | None) -> None:
@@ -344,3 +372,10 @@ def _copy_error_file(error_file: str, own_error_file: str | None) -> None:
     if error_file and own_error_file:
         with contextlib.suppress(OSError):
             shutil.copyfile(error_file, own_error_file)
+
+
+def _available_memory() -> int:
+    """Bytes that a new process may use: of the machine, and of the container if that is tighter."""
+    machine = int(psutil.virtual_memory().available)
+    headroom = OomCounter().headroom_bytes()
+    return machine if headroom is None else min(machine, headroom)

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 from ftrun.launcher import process
 from ftrun.launcher.config import Config
-from ftrun.launcher.launch_options import UsageError
 from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.start import plan_start
 
@@ -20,14 +19,8 @@ def launch(config: Config) -> int:
         UsageError, SlotsError, LogsError, ElasticEventsError, JournalError: it cannot be run as asked.
         PortBusyError: the port asked for is taken.
     """
-    options = config.launch
-    if options.min_nodes > 1:
-        raise UsageError(
-            f"--nnodes asks for at least {options.min_nodes} nodes; this version of ftrun runs one node. "
-            "Use --nnodes 1."
-        )
     with ExitStack() as stack:
-        inbox = SignalInbox(signal.Signals[name] for name in options.signals_to_handle)
+        inbox = SignalInbox(signal.Signals[name] for name in config.launch.signals_to_handle)
         stack.callback(inbox.close)
         process.become_subreaper()
         start = plan_start(config, os.environ)

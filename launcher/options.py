@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
 
-from ftrun.launcher import command_line, config_file
+from ftrun.launcher import command_line, config_file, single_node
 from ftrun.launcher.command_line import CommandLine
 from ftrun.launcher.config import (
     DEFAULT_KEYS,
@@ -158,6 +158,7 @@ def _build(
     }
     launch = build_launch_options(launch_given, max_restarts, command)
     _check_logs_specs(launch)
+    _check_backend(launch, launch_given.get("rdzv_backend"))
     fault_tolerance, ftrun = build_sections(settings.values)
     origins = dict(settings.origins)
     origins |= {f"launch.{name}": text.origin for name, text in launch_given.items()}
@@ -169,19 +170,34 @@ def _build(
     if command:
         origins |= {"launch.training_script": "command line", "launch.training_script_args": "command line"}
     _check_contradictions(fault_tolerance, ftrun, origins)
-    return Config(launch, fault_tolerance, ftrun, settings.ignored, MappingProxyType(origins))
+    ignored = (*settings.ignored, *single_node.find_ignored(launch_given, launch))
+    return Config(launch, fault_tolerance, ftrun, ignored, MappingProxyType(origins))
 
 
 def _check_logs_specs(launch: LaunchOptions) -> None:
     if launch.logs_specs is None:
         return
-    # Imported here because it takes longer than all of this module, and few runs need it.
-    from importlib import metadata
-
-    names = sorted(entry.name for entry in metadata.entry_points(group="torchrun.logs_specs"))
+    names = _plugins("torchrun.logs_specs")
     if launch.logs_specs not in names:
         expected = f"an entry point of group torchrun.logs_specs; installed: {', '.join(names) or 'none'}"
         raise UsageError(f"--logs-specs: found {launch.logs_specs!r}, expected {expected}")
+
+
+def _check_backend(launch: LaunchOptions, given: Given | None) -> None:
+    if given is None or launch.standalone or given.text in single_node.RENDEZVOUS_BACKENDS:
+        return
+    names = (*single_node.RENDEZVOUS_BACKENDS, *_plugins("torchrun.handlers"))
+    if given.text not in names:
+        expected = f"one of {', '.join(names)} or an entry point of group torchrun.handlers"
+        raise UsageError(f"{given.where}: found {given.text!r}, expected {expected}")
+
+
+def _plugins(group: str) -> list[str]:
+    """Names of the installed entry points of a group."""
+    # Imported here because it takes longer than all of this module, and few runs need it.
+    from importlib import metadata
+
+    return sorted(entry.name for entry in metadata.entry_points(group=group))
 
 
 def _check_contradictions(

@@ -31,6 +31,8 @@ from ftrun.launcher.output_loop import Console, PumpLoop, Source
 from ftrun.launcher.streams import Std
 
 _CLOSE_S = 1.0
+_LOOK_EVERY_S = 0.1
+"""How often a wait for the console looks whether it is to be given up."""
 
 
 class OutputPump:
@@ -136,12 +138,19 @@ class OutputPump:
         self._loop.post(partial(self._loop.close_round, is_closed))
         is_closed.wait(_CLOSE_S)
 
-    def close(self, timeout_s: float = _CLOSE_S) -> None:
-        """Drain, then end the thread; it is left behind if the console blocks it for longer than this."""
+    def close(self, should_give_up: Callable[[], bool] = lambda: False) -> None:
+        """Pass on all that there is, then end the thread.
+
+        Waits as long as the console is open, as a program that writes to it by itself would: a reader that is
+        slow gets everything. With `should_give_up`, asked every 0.1 s, the wait ends and the rest is lost.
+        """
+        is_drained = threading.Event()
+        self._loop.post(partial(self._loop.drain, is_drained))
+        while self._thread.is_alive() and not is_drained.wait(_LOOK_EVERY_S) and not should_give_up():
+            pass
         if self._thread.is_alive():
-            self.drain(timeout_s)
             self._loop.post(self._loop.stop)
-            self._thread.join(timeout_s)
+            self._thread.join(_CLOSE_S)
         if not self._thread.is_alive():
             self._loop.close()
 

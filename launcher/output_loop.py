@@ -28,6 +28,10 @@ _READ_BYTES = 64 * 1024
 _DRAIN_BYTES = 1024 * 1024
 """The most a pipe can hold (/proc/sys/fs/pipe-max-size); only a stray process writes more meanwhile."""
 _BACKLOG_BYTES = 1024 * 1024
+_OWN_TEXT_BYTES = 16 * 1024 * 1024
+"""Beyond this backlog the agent's own text is dropped: a console that blocks for days must not fill the
+memory. Far above what the workers' pipes can add to `_BACKLOG_BYTES` when they are drained at the end of a
+job, so that the account of a failure is never lost behind them."""
 _GONE = frozenset({errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET})
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
 
@@ -184,7 +188,7 @@ class PumpLoop:
 
     def put(self, console: Console, data: bytes) -> None:
         """Write the agent's own text; dropped when too much already waits for a blocked console."""
-        if len(console.pending) < 2 * _BACKLOG_BYTES:
+        if len(console.pending) < _OWN_TEXT_BYTES:
             console.put(data)
 
     def for_each_terminal(self, action: Callable[[int, int], None]) -> None:

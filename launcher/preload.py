@@ -1,19 +1,23 @@
 """What a standby may import before it has a rank, found by reading the script's source. Pure.
 
 Preloading must not be seen by the script: what it does before its first `import torch` (environment
-variables, start methods) would come too late if torch had been imported already. The source is read in the
-order in which it would run: module level, the local modules it imports, and each function where it is first
-mentioned. That errs on the careful side; the price of a mistake is a cold start, which the reason explains.
+variables, start methods, libraries that must come first) would come too late if torch had been imported
+already. The source is read in the order in which it would run: module level, the local modules it imports,
+and each function where it is first mentioned. That errs on the careful side; the price of a mistake is a cold
+start, which the reason explains.
 """
 
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
+
+from ftrun.launcher.preload_list import FIRST_PACKAGES
 
 ReadSource = Callable[[str], "str | None"]
 """From a path to the text of a Python source file; None if there is no such file or it is not text."""
@@ -21,10 +25,8 @@ ReadSource = Callable[[str], "str | None"]
 MAX_CHARACTERS = 1_000_000
 """Bound on the source that is read, about 25,000 lines: the workers wait for it (half a second or so)."""
 
-NEVER_PRELOADED = {
-    "mpi4py": "initialises MPI when it is imported, which wants the rank's environment",
-    "pycuda.autoinit": "creates a CUDA context when it is imported",
-}
+# They neither look at torch nor prepare anything for it (ftrun's client does not import it).
+_INDIFFERENT_PACKAGES = sys.stdlib_module_names | {"ftrun"}
 
 # Read when a process group or communicator is made (torch/distributed/rendezvous.py, NCCL's param.cc,
 # gloo), never by an import: scripts may set them at any time.
@@ -48,31 +50,22 @@ class PreloadAdvice:
     """What the standbys of a script may import, and why not more."""
 
     modules: tuple[str, ...]
-    """For the first start: torch and the parts of it that the script names, in the order of the source."""
+    """For the first start: FIRST_PACKAGES and parts of them that the script names, in its order."""
     is_cold: bool
     """Nothing may be imported ahead, now or later."""
     reason: str
     """A sentence for the journal."""
     may_learn: bool = True
     """What the script turns out to import may be preloaded at later starts; otherwise only `modules`."""
+    withheld: tuple[str, ...] = ()
+    """What `modules` would be if the script imported no library in front of it."""
 
     def forced(self) -> PreloadAdvice:
-        """The advice for a user who knows better."""
+        """The advice for a user who knows better; the same if nothing is held back."""
+        if not (self.is_cold or self.withheld):
+            return self
         reason = f"standbys are forced on, although {self.reason}"
-        return replace(self, is_cold=False, may_learn=True, reason=reason)
-
-
-def learned(modules: Iterable[str], script_directory_names: Iterable[str] = ()) -> tuple[str, ...]:
-    """Those of `modules` (what a worker reported) that other standbys may import.
-
-    Left out are names that the script's own directory shadows and NEVER_PRELOADED with all below them.
-    """
-    shadowed = frozenset(script_directory_names)
-
-    def is_banned(name: str) -> bool:
-        return any(name == banned or name.startswith(f"{banned}.") for banned in NEVER_PRELOADED)
-
-    return tuple(n for n in modules if n.partition(".")[0] not in shadowed and not is_banned(n))
+        return PreloadAdvice(self.modules or self.withheld, False, reason)
 
 
 def analyse(
@@ -148,20 +141,26 @@ class _Walk:
         self._entered: set[int] = set()
         self._conditions = 0
         self.torch_at = ""
-        self._torch_modules: dict[str, None] = {}
+        self._modules: dict[str, None] = {}
+        self._library_before = ""
         self._write_before = ""
         self._write_after = ""
 
     def advice(self) -> PreloadAdvice:
         """The verdict on all that was walked through."""
-        modules = tuple(self._torch_modules)
+        modules = tuple(self._modules) if self.torch_at else ()
         if self._write_before:
             when = f"torch is first imported ({self.torch_at})" if self.torch_at else "anything is preloaded"
             return PreloadAdvice(modules, True, f"{self._write_before} before {when}", may_learn=False)
+        library = f"{self._library_before} before torch is imported ({self.torch_at})"
         if self._write_after:
-            return PreloadAdvice(modules, False, self._write_after, may_learn=False)
+            reason = f"{library}; {self._write_after}" if self._library_before else self._write_after
+            return PreloadAdvice(modules, bool(self._library_before), reason, may_learn=False)
         if not modules:
             return PreloadAdvice((), False, "the script does not import torch by name")
+        if self._library_before:
+            # Later standbys import the same libraries, torch among them, in the order of the script.
+            return PreloadAdvice((), False, f"{library}: it may have to come first", withheld=modules)
         return PreloadAdvice(modules, False, f"torch is imported at {self.torch_at}")
 
     def run_entry(self, path: str, source: str, package: tuple[str, ...]) -> None:
@@ -232,7 +231,7 @@ class _Walk:
         match node:
             case ast.Import(names):
                 for alias in names:
-                    yield from self._import(alias.name, node)
+                    yield from self._import(tuple(alias.name.split(".")), node)
             case ast.ImportFrom():
                 yield from self._import_from(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -307,20 +306,31 @@ class _Walk:
         if node.level:
             kept = len(self._file.package) - node.level + 1
             base = (*self._file.package[: max(kept, 0)], *base)
-        yield from self._import(".".join(base), node)
-        for alias in node.names:
-            yield from self._import_local((*base, alias.name))
+        yield from self._import(base, node, [alias.name for alias in node.names])
 
-    def _import(self, name: str, node: ast.AST) -> Generator[ast.AST, None, None]:
-        parts = tuple(name.split("."))
+    def _import(
+        self, parts: tuple[str, ...], node: ast.AST, members: Iterable[str] = ()
+    ) -> Iterator[ast.AST]:
         is_local = False
         for depth in range(len(parts)):
             is_local |= yield from self._import_local(parts[: depth + 1])
-        if parts[0] == "torch" and not is_local:
+        for member in members:
+            is_local |= yield from self._import_local((*parts, member))
+        if parts and not is_local and parts[0] not in _INDIFFERENT_PACKAGES:
+            self._note_library(".".join(parts), node)
+
+    def _note_library(self, name: str, node: ast.AST) -> None:
+        package = name.partition(".")[0]
+        if package == "torch":
             self.torch_at = self.torch_at or self._file.at(node)
-            self._torch_modules["torch"] = None
-            if not self._conditions:
-                self._torch_modules[name] = None
+        elif self.torch_at:
+            return
+        elif package not in FIRST_PACKAGES or self._conditions:
+            self._library_before = self._library_before or f"{self._file.at(node)} imports {name}"
+            return
+        self._modules[package] = None
+        if not self._conditions:
+            self._modules[name] = None
 
     def _import_local(self, parts: tuple[str, ...]) -> Generator[ast.AST, None, bool]:
         """Walks through a local module when it is first imported; False if there is none of that name."""

@@ -11,10 +11,14 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
+
+from ftrun.launcher import guard
+from ftrun.monitor.signal_names import signal_name as signal_name
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -67,6 +71,12 @@ class Process:
             os.close(self.pidfd)
             self.pidfd = -1
 
+    def end(self) -> None:
+        """SIGKILL it and wait for it: for a process that cannot hang."""
+        self.signal(signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # somebody else has reaped it
+            self.reap()
+
     def signal_group(self, signum: int) -> None:
         """Send `signum` to every process of this process's group; none left is no error."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -80,9 +90,26 @@ class Process:
 
 
 def spawn(argv: Sequence[str], environment: Mapping[str, str], pass_fds: Collection[int]) -> Process:
-    """Start `argv` in a session of its own. Main thread only: PDEATHSIG follows the spawning thread."""
+    """Start `argv` in a session of its own. Main thread only: PDEATHSIG follows the spawning thread.
+
+    Raises:
+        OSError: the system does not allow another process.
+    """
     return Process(
         subprocess.Popen(argv, env=dict(environment), pass_fds=tuple(pass_fds), start_new_session=True)
+    )
+
+
+def spawn_guard(agent_pid: int, socket_directory: str) -> Process:
+    """Start the process that cleans up after an agent that is killed (`guard`).
+
+    Raises:
+        OSError: the system does not allow another process.
+    """
+    argv = [sys.executable, "-I", "-S", guard.__file__, str(agent_pid), socket_directory]
+    null = subprocess.DEVNULL
+    return Process(
+        subprocess.Popen(argv, env={}, stdin=null, stdout=null, stderr=null, start_new_session=True)
     )
 
 
@@ -122,16 +149,6 @@ def descendants(root: int, without: Collection[int] = ()) -> list[int]:
         if state_of(pid) not in ("Z", "X", ""):
             found.append(pid)
     return found
-
-
-def signal_name(exit_code: int) -> str | None:
-    """Name of the signal behind a negative exit code, real-time signals included; None for other codes."""
-    if exit_code >= 0:
-        return None
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"
 
 
 def state_of(pid: int) -> str:

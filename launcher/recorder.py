@@ -1,11 +1,7 @@
-"""One event, every reader: the journal, the terminal, torch elastic's event log. Decides nothing.
-
-Safe to call from helper threads (output pump, store): they only queue; the agent's loop writes.
-"""
+"""One event, every reader: the journal, the terminal, torch elastic's event log. Decides nothing."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from ftrun.monitor import events
@@ -21,19 +17,9 @@ class Recorder:
         self._journal = journal
         self._terminal = terminal
         self._also = also
-        self._queued: deque[events.Event] = deque()
 
     def __call__(self, event: events.Event, durable: bool = False) -> None:
         """Journal `event`; a `durable` one is on the disk when this returns. The agent's thread only."""
-        while self._queued:
-            self._write(self._queued.popleft(), False)
-        self._write(event, durable)
-
-    def queue(self, event: events.Event) -> None:
-        """Journal `event` with the next one; any thread."""
-        self._queued.append(event)
-
-    def _write(self, event: events.Event, durable: bool) -> None:
         record = self._journal.append(event, durable=durable)
         self._terminal.show(record)
         if self._also is not None:

@@ -15,6 +15,8 @@ from ftrun.launcher import exit_codes
 from ftrun.launcher.model import Action, Decision
 
 _SIGTERM = 15
+_MAX_STARTS = 5
+"""With pauses of 1, 2, 4 and 8 s between them."""
 
 
 class Phase(Enum):
@@ -31,6 +33,7 @@ class Cause(Enum):
     """Why a round is being stopped."""
 
     SUCCESS = "success"
+    START = "start"
     FAILURE = "failure"
     SIGNAL = "signal"
     REQUEST = "request"
@@ -42,6 +45,8 @@ class Graces:
 
     after_failure_s: float
     after_signal_s: float
+    after_success_s: float
+    """Before processes that outlived their rank, in a job that has succeeded, are asked to end."""
     kill_timeout_s: float
     graceful_exit_code: int | None = None
     """Exit code when a signal ended the job and every rank exited 0; None = 128 + signal."""
@@ -60,6 +65,13 @@ class Signalled:
     """The agent was told to stop by a signal."""
 
     signum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The system would not let the workers of the round be started: no descriptors, processes or memory."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ class Judged:
     decision: Decision
 
 
-Event = RankExited | Hung | Signalled | StopRequested | AllGone | Woke | Judged
+Event = StartFailed | RankExited | Hung | Signalled | StopRequested | AllGone | Woke | Judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +135,11 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """Take down what is left of a round that did not start."""
+
+
+@dataclass(frozen=True, slots=True)
 class Judge:
     """Gather the evidence, diagnose, decide; answer with `Judged`."""
 
@@ -132,7 +149,7 @@ class GiveUp:
     """Name the processes that survived SIGKILL."""
 
 
-Do = StartRound | Ask | EndHung | Kill | Judge | GiveUp
+Do = StartRound | Ask | EndHung | Kill | Discard | Judge | GiveUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +175,10 @@ class State:
     """Exit codes of this round's workers so far, by local rank. Replaced, never changed in place."""
     cause: Cause | None = None
     stop_began_at: float = 0.0
+    has_asked: bool = False
     has_killed: bool = False
+    start_failures: tuple[str, ...] = ()
+    """Why the round could not be started, so far; empty again once it runs to an end."""
     ending: Ending | None = None
     signal_count: int = 0
     exit_code: int = 0
@@ -184,6 +204,9 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> tuple[Sta
             return replace(state, phase=Phase.RUNNING, deadline=None, exits={}, cause=None), (StartRound(),)
         case _, StopRequested(exit_code, reason):
             return _stop_requested(state, Ending(exit_code, reason), now, graces)
+        case Phase.RUNNING, StartFailed(reason):
+            failed = replace(state, start_failures=(*state.start_failures, reason))
+            return _stopping(failed, Cause.START, now, graces.kill_timeout_s, has_killed=True), (Kill(),)
         case Phase.RUNNING, Hung(local_ranks):
             stopping = _stopping(state, Cause.FAILURE, now, graces.after_failure_s)
             return stopping, (EndHung(local_ranks), Ask(_SIGTERM))
@@ -194,7 +217,7 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> tuple[Sta
         case Phase.STOPPING, Woke() if state.deadline is not None and now >= state.deadline:
             return _grace_over(state, now, graces)
         case Phase.STOPPING, AllGone():
-            return _all_gone(state, graces)
+            return _all_gone(state, now, graces)
         case Phase.JUDGING, Judged(decision):
             return _judged(state, decision, now)
         case _, Woke():
@@ -205,18 +228,31 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> tuple[Sta
 def _rank_exited(
     state: State, local_rank: int, exit_code: int, now: float, graces: Graces
 ) -> tuple[State, tuple[Do, ...]]:
-    state = replace(state, exits={**state.exits, local_rank: exit_code})
+    state = replace(state, exits={**state.exits, local_rank: exit_code}, start_failures=())
     if exit_code != 0:
         return _stopping(state, Cause.FAILURE, now, graces.after_failure_s), (Ask(_SIGTERM),)
     if len(state.exits) == state.local_world_size:
-        # Only children that outlived their rank are left to be asked.
-        return _stopping(state, Cause.SUCCESS, now, graces.after_failure_s), (Ask(_SIGTERM),)
+        # Only processes that outlived their rank are left, such as one that uploads what was trained.
+        return _stopping(state, Cause.SUCCESS, now, graces.after_success_s, has_asked=False), ()
     return state, ()
 
 
-def _stopping(state: State, cause: Cause, now: float, grace_s: float) -> State:
+def _stopping(
+    state: State,
+    cause: Cause,
+    now: float,
+    grace_s: float,
+    has_asked: bool = True,
+    has_killed: bool = False,
+) -> State:
     return replace(
-        state, phase=Phase.STOPPING, cause=cause, deadline=now + grace_s, stop_began_at=now, has_killed=False
+        state,
+        phase=Phase.STOPPING,
+        cause=cause,
+        deadline=now + grace_s,
+        stop_began_at=now,
+        has_asked=has_asked,
+        has_killed=has_killed,
     )
 
 
@@ -232,14 +268,14 @@ def _signalled(state: State, signum: int, now: float, graces: Graces) -> tuple[S
     if state.phase is not Phase.STOPPING or state.has_killed or state.deadline is None:
         return state, ()
     if is_first:
-        # The workers were asked already; the job now ends instead of restarting, and may wait no longer.
-        return replace(state, deadline=min(state.deadline, now + graces.after_signal_s)), ()
+        # The job now ends instead of restarting, and may wait no longer; who was asked is not asked again.
+        asks = () if state.has_asked else (Ask(signum),)
+        deadline = min(state.deadline, now + graces.after_signal_s)
+        return replace(state, has_asked=True, deadline=deadline), asks
     return replace(state, deadline=now + max(0.0, state.deadline - now) / 2), ()
 
 
-def _stop_requested(
-    state: State, ending: Ending, now: float, graces: Graces
-) -> tuple[State, tuple[Do, ...]]:
+def _stop_requested(state: State, ending: Ending, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
     """The first wish counts; workers that run are asked to end as after a signal."""
     state = replace(state, ending=state.ending or ending)
     if state.phase is Phase.JOINING:
@@ -250,21 +286,36 @@ def _stop_requested(
 
 
 def _grace_over(state: State, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+    if not state.has_asked:
+        return replace(state, has_asked=True, deadline=now + graces.after_failure_s), (Ask(_SIGTERM),)
     if not state.has_killed:
         return replace(state, has_killed=True, deadline=now + graces.kill_timeout_s), (Kill(),)
     stuck = Ending(exit_codes.NODE_UNHEALTHY, "processes of the round survived SIGKILL")
     return _ended(state, stuck), (GiveUp(),)
 
 
-def _all_gone(state: State, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+def _all_gone(state: State, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
     if state.cause is Cause.SUCCESS:
         return _ended(state, Ending(exit_codes.OK, "all ranks finished")), ()
-    if state.ending is None:
+    if state.cause is Cause.FAILURE:
+        # Also when the job is to end: what failed is said all the same.
         return replace(state, phase=Phase.JUDGING, deadline=None), (Judge(),)
+    if state.cause is Cause.START and state.ending is None:
+        return _after_failed_start(state, now), (Discard(),)
+    assert state.ending is not None
     is_clean = len(state.exits) == state.local_world_size and not any(state.exits.values())
     if state.ending.signum and is_clean and graces.graceful_exit_code is not None:
         return _ended(state, replace(state.ending, exit_code=graces.graceful_exit_code)), ()
     return _ended(state, state.ending), ()
+
+
+def _after_failed_start(state: State, now: float) -> State:
+    """Try again after a pause that doubles, a few times: such shortages often pass."""
+    tries = len(state.start_failures)
+    if tries >= _MAX_STARTS:
+        reason = f"the workers could not be started {tries} times in a row: {state.start_failures[-1]}"
+        return _ended(state, Ending(exit_codes.NODE_UNHEALTHY, reason))
+    return replace(state, phase=Phase.JOINING, deadline=now + 2.0 ** (tries - 1), exits={}, cause=None)
 
 
 def _judged(state: State, decision: Decision, now: float) -> tuple[State, tuple[Do, ...]]:

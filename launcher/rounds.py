@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class NodeSetting:
     cpus: Mapping[int, frozenset[int]]
     """CPUs that each local rank is bound to; empty without NUMA binding."""
     abandoned_pids: frozenset[int] = frozenset()
-    """Children of the agent that belong to no round and cannot be ended: a probe stuck in a driver."""
+    """Children of the agent that belong to no round: its guard, what was there before it, a stuck probe."""
 
 
 class Rounds:
@@ -84,6 +85,7 @@ class Rounds:
         self._record = record
         self._oom_kills_before = 0
         self._told_skipped: set[SkippedCheckpoint] = set()
+        self._scout: threading.Thread | None = None
         self.plan: Plan | None = None
         self.poll = group.poll
         self.end = group.end
@@ -96,6 +98,11 @@ class Rounds:
     def pages(self) -> tuple[PageSnapshot, ...]:
         """Progress of each worker of the round."""
         return tuple(self._group.snapshots().values())
+
+    @property
+    def abandoned_pids(self) -> frozenset[int]:
+        """Children of the agent that belong to no round."""
+        return self._setting.abandoned_pids
 
     def remains(self, standby_pids: set[int]) -> list[int]:
         """Pids of every process of the round that still runs, children and grandchildren included."""
@@ -121,6 +128,7 @@ class Rounds:
 
         Raises:
             PortBusyError: the port asked for with --master-port is taken.
+            OSError: the system would not let a worker be started; `discard` takes down the others.
         """
         options = self._setting.options
         choice = self._choose_checkpoint()
@@ -136,13 +144,27 @@ class Rounds:
             is_resume_known=self._setting.checkpoint_dir is not None,
         )
         self._oom_kills_before = self._oom.read() or 0
-        self._start_workers(self.plan)
+        try:
+            self._start_workers(self.plan)
+        except OSError:
+            listener.close()
+            raise
         self._store.serve(listener)
         self._announce(self.plan)
 
     def _bind_address(self) -> str:
         """All of a single node's ranks are on the loopback; another address is the user's explicit wish."""
         return _LOOPBACK if self._setting.options.master_addr in (_LOOPBACK, "localhost") else ""
+
+    def scout(self) -> None:
+        """Look at the checkpoints while training runs, so that a restart knows most of them.
+
+        In a thread: large ones take a second, slow file systems more.
+        """
+        directory = self._setting.checkpoint_dir
+        if directory is not None and (self._scout is None or not self._scout.is_alive()):
+            self._scout = threading.Thread(target=find_newest_whole, args=(directory,), daemon=True)
+            self._scout.start()
 
     def _choose_checkpoint(self) -> CheckpointChoice:
         if self._setting.checkpoint_dir is None:

@@ -18,7 +18,9 @@ with them (Slurm's --signal)."""
 class SignalInbox:
     """Signals that arrived, in order, through `signal.set_wakeup_fd`. Main thread only.
 
-    `ending` are those that end the job; the others of `PASSED_ON`, SIGCHLD and SIGWINCH arrive as well.
+    `ending` are those that end the job; the others of `PASSED_ON`, SIGCHLD and SIGWINCH arrive as well. A
+    SIGHUP that was ignored when ftrun was started stays ignored, here and in the workers: `nohup` asks for
+    that. A SIGINT that a shell ignores for its background jobs is handled all the same, as torchrun does.
     """
 
     def __init__(self, ending: Iterable[signal.Signals]) -> None:
@@ -30,6 +32,8 @@ class SignalInbox:
         self._sender.setblocking(False)
         self._previous_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         handled = {*ending, *PASSED_ON, signal.SIGCHLD, signal.SIGWINCH}
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            handled.discard(signal.SIGHUP)
         self._previous = {number: signal.signal(number, _ignore) for number in handled}
 
     def fileno(self) -> int:

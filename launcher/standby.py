@@ -77,11 +77,18 @@ def spawn(
     """Start a standby that preloads `modules`; `command` (script and arguments) only makes it known to `ps`.
 
     `is_for_later`: no rank waits for it (`control.Preload`). Main thread only (see `process.spawn`).
+
+    Raises:
+        OSError: the system does not allow another process.
     """
     ours, theirs = pair()
     with theirs:
         argv = [sys.executable, "-u", str(_BOOT), str(theirs.fileno()), str(os.getpid()), "--", *command]
-        child = process.spawn(argv, environment, (theirs.fileno(),))
+        try:
+            child = process.spawn(argv, environment, (theirs.fileno(),))
+        except OSError:
+            ours.close()
+            raise
     standby = Standby(child, ours, modules)
     send(ours, Preload(tuple(modules), is_for_later))
     return standby

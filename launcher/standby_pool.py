@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ftrun.launcher import priority
 from ftrun.launcher.control import ControlError, Ready
-from ftrun.launcher.preload import learned
+from ftrun.launcher.preload_list import learned, with_first_packages
 from ftrun.launcher.standby import Standby
 from ftrun.launcher.watcher import Watcher
 from ftrun.monitor import events
@@ -59,8 +59,8 @@ class StandbyPool:
         return {standby.pid for standby in (*self._first, *self._waiting)}
 
     def learn(self, modules: Sequence[str]) -> None:
-        """Preload `modules` from now on, but for those that have made trouble before."""
-        wanted = tuple(module for module in learned(modules) if not self._is_banned(module))
+        """Preload `modules` from now on, and torch as before, but nothing that has made trouble."""
+        wanted = learned(with_first_packages(modules, self.modules), self._never)
         if not self._may_learn or wanted == self.modules:
             return
         self.modules = wanted
@@ -100,19 +100,28 @@ class StandbyPool:
             return
         if any(standby.ready is None for standby in self._waiting):
             return
-        available = self._memory_available()
-        if available < self._min_free_memory:
-            self._suspend(
-                f"only {available >> 20} MiB of memory are available and standby.min_free_memory keeps "
-                f"{self._min_free_memory >> 20} MiB free"
-            )
+        try:
+            standby = self._start_if_memory_allows()
+        except OSError as error:  # training goes on without
+            self._suspend(f"another process cannot be started: {error}")
+            return
+        if standby is None:
             return
         self._suspended = ""
-        standby = self._start(self.modules, True)
         priority.lower(standby.pid)
         self._waiting.append(standby)
         self._watch(standby)
         self._record(events.StandbyStarted(standby.pid, False, "to be ready for the next restart"))
+
+    def _start_if_memory_allows(self) -> Standby | None:
+        available = self._memory_available()
+        if available >= self._min_free_memory:
+            return self._start(self.modules, True)
+        self._suspend(
+            f"only {available >> 20} MiB of memory are available and standby.min_free_memory keeps "
+            f"{self._min_free_memory >> 20} MiB free"
+        )
+        return None
 
     def read(self, standby: Standby) -> None:
         """Take what a waiting standby has to say; one that is no good is thrown away."""

@@ -7,9 +7,9 @@ Unlike there, the root cause comes first, and ranks that the agent itself stoppe
 from __future__ import annotations
 
 import datetime
-import signal
 
 from ftrun.monitor.incident import Incident, RankExit
+from ftrun.monitor.signal_names import signal_name
 
 NO_OTHER_FAILURES = "<NO_OTHER_FAILURES>"
 _CHILD_FAILED_ERROR = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
@@ -97,13 +97,3 @@ def _stopped(incident: Incident) -> list[str]:
     if not ranks:
         return []
     return [f"Stopped by the agent: rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"]
-
-
-def signal_name(exit_code: int) -> str:
-    """ "SIGKILL" for -9; "" for an ordinary exit."""
-    if exit_code >= 0:
-        return ""
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"

@@ -68,7 +68,7 @@ class Watchdog:
         for rank, signs in self.signs.items():
             self._longest = note(self._longest, before.get(rank), signs)
         self._stall = stall.observe(self._stall, self.signs, now, LOOK_EVERY_S)
-        verdict = judge_ranks(heartbeats, self.signs, now, self._stall.attention)
+        verdict = judge_ranks(heartbeats, self.signs, now, self._stall.attention, self._stall.quiet_since)
         verdict = verdict or stall.judge(self._stall, now, self._limits)
         self.next_look_at = None if verdict else self._next_look(heartbeats, now)
         return verdict
@@ -113,7 +113,10 @@ class Watchdog:
         }
 
     def _next_look(self, heartbeats: Mapping[int, RankHeartbeats], now: float) -> float:
-        ends = [next_check_at(heartbeats, self.signs), stall.next_judgement_at(self._stall, self._limits)]
+        ends = [
+            next_check_at(heartbeats, self.signs, self._stall.quiet_since),
+            stall.next_judgement_at(self._stall, self._limits),
+        ]
         # A limit is passed when it is exceeded, not when it is reached.
         soonest = min((end + _SOONEST_S for end in ends if end is not None), default=now + LOOK_EVERY_S)
         return min(now + LOOK_EVERY_S, max(now + _SOONEST_S, soonest))

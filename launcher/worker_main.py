@@ -37,6 +37,7 @@ from ftrun.launcher.control import (
     WorkerChannel,
     send,
 )
+from ftrun.launcher.environment_watch import watched_environment
 from ftrun.monitor.page_writer import PageWriter, attached
 from ftrun.monitor.progress import importable_names, imported_library_modules, watch_optimizer
 from ftrun.monitor.sampler import Sampler
@@ -91,7 +92,9 @@ def _die_with(agent_pid: int) -> None:
 
 def _wait_for_activation(control: socket.socket) -> tuple[Activate, tuple[int, int], _ImportOutput]:
     channel = WorkerChannel(control)
-    # Said by torch on each import where both of the packages that are called pynvml are installed.
+    # Said by torch on each import where both of the packages that are called pynvml are installed (NVRx 0.4.1
+    # installs the deprecated one). Not through PYTHONWARNINGS: scripts look at sys.warnoptions, and their
+    # children inherit it.
     warnings.filterwarnings("ignore", message="The pynvml package is deprecated", category=FutureWarning)
     first = channel.receive()
     if not isinstance(first, Preload):
@@ -153,21 +156,30 @@ class _ImportOutput:
 
 
 def preload(modules: tuple[str, ...], output: _ImportOutput) -> Ready:
-    """Imports `modules` in order; stops at once if one of them initialises CUDA."""
+    """Imports `modules` in order; stops at once if one of them initialises CUDA.
+
+    A module that reads what only a rank's environment has counts as failed, with those that import it.
+    """
     started_at = time.monotonic()
-    failed: list[tuple[str, str]] = []
+    failed: dict[str, str] = {}
     culprit = None
-    with output:
+    name = ""
+
+    def note(variable: str, importing: list[str]) -> None:
+        for reader in (name, *importing):
+            failed.setdefault(reader, f"it reads {variable}, which has its value only when a rank is known")
+
+    with output, watched_environment(note):
         for name in modules:
             loaded = len(sys.modules)
             try:
                 importlib.import_module(name)
             except BaseException as error:  # Any library's code runs here, and some of it calls sys.exit().
-                failed.append((name, f"{type(error).__name__}: {error}"[:1000]))
+                failed[name] = f"{type(error).__name__}: {error}"[:1000]
             if len(sys.modules) != loaded and _has_cuda():
                 culprit = name
                 break
-    return Ready(time.monotonic() - started_at, tuple(failed), culprit)
+    return Ready(time.monotonic() - started_at, tuple(failed.items()), culprit)
 
 
 def _has_cuda() -> bool:
@@ -195,10 +207,10 @@ def _apply(activate: Activate, stdout_fd: int, stderr_fd: int) -> None:
 
 def _forget_shadowed_modules(directory: str) -> None:
     """Lets the script's own `json.py` win over the json that was imported before the script began."""
-    names = importable_names(directory) - {"ftrun"}
+    tops = {name.partition(".")[0] for name in sys.modules} - {"ftrun"} - _STARTUP_MODULES
+    names = importable_names(directory, tops)
     for name, module in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        if top in names and top not in _STARTUP_MODULES and not _lies_in(directory, module):
+        if name.partition(".")[0] in names and not _lies_in(directory, module):
             del sys.modules[name]
 
 

@@ -10,13 +10,16 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ftrun.launcher import environment, process
+from ftrun.launcher import environment, guard, process
 from ftrun.launcher.control import Activate, ControlError
 from ftrun.launcher.entry import Entry
 from ftrun.launcher.model import Plan
 from ftrun.launcher.standby import Standby
 from ftrun.monitor.page import Page, PageSnapshot
 from ftrun.monitor.stack_signal import STACKS_VARIABLE
+
+_MAX_TRIES = 8
+"""More than a pool of standbys that have all died since."""
 
 
 @dataclass(slots=True)
@@ -71,39 +74,38 @@ class WorkerGroup:
     def start(
         self, plan: Plan, streams: Mapping[int, Streams], variables: Mapping[int, Mapping[str, str]]
     ) -> tuple[Worker, ...]:
-        """Start all workers of `plan`; closes the descriptors in `streams`."""
+        """Start all workers of `plan`; closes the descriptors in `streams`.
+
+        Raises:
+            OSError: one could not be started; those before it are in `workers`.
+        """
         self._has_killed = False
-        self.workers = tuple(
-            self._start_one(plan, local_rank, streams[local_rank], variables[local_rank])
-            for local_rank in range(plan.ranks.local_world_size)
-        )
+        try:
+            for local_rank in range(plan.ranks.local_world_size):
+                worker = self._start_one(plan, local_rank, streams[local_rank], variables[local_rank])
+                self.workers = (*self.workers, worker)
+        finally:
+            for fd in {fd for one in streams.values() for fd in (one.stdout, one.stderr)}:
+                os.close(fd)
         return self.workers
 
     def _start_one(
         self, plan: Plan, local_rank: int, streams: Streams, variables: Mapping[str, str]
     ) -> Worker:
         page = Page.create()
-        argv = environment.substitute(self._entry.argv, local_rank, plan.resume_from)
         values: dict[str, str | None] = {
             **variables,
             "TORCHELASTIC_ERROR_FILE": streams.error_file,
             "FTRUN_PAGE": page.path,
             STACKS_VARIABLE: streams.stacks_file,
         }
-        message = Activate(
-            environment=values,
-            argv=argv,
-            kind=self._entry.kind,
-        )
-        while True:
-            standby = self._take()
-            try:
-                standby.activate(message, streams.stdout, streams.stderr)
-                break
-            except (OSError, ControlError) as error:  # the next one may be well
-                self._discard(standby, f"could not be told its rank: {error}")
-        for fd in {streams.stdout, streams.stderr}:
-            os.close(fd)
+        argv = environment.substitute(self._entry.argv, local_rank, plan.resume_from)
+        message = Activate(environment=values, argv=argv, kind=self._entry.kind)
+        try:
+            standby = self._activate_one(message, streams)
+        except OSError:
+            page.close()
+            raise
         return Worker(
             rank=plan.ranks.rank_of(local_rank),
             local_rank=local_rank,
@@ -113,6 +115,18 @@ class WorkerGroup:
             error_file=streams.error_file,
             stacks_file=streams.stacks_file,
         )
+
+    def _activate_one(self, message: Activate, streams: Streams) -> Standby:
+        """A process that has been told its rank; one that cannot be told is thrown away for the next."""
+        for _ in range(_MAX_TRIES):
+            standby = self._take()
+            try:
+                standby.activate(message, streams.stdout, streams.stderr)
+            except (OSError, ControlError) as error:
+                self._discard(standby, f"could not be told its rank: {error}")
+            else:
+                return standby
+        raise OSError(f"{_MAX_TRIES} worker processes in a row ended before they could be told their rank")
 
     def poll(self, now: float, is_stopping: bool) -> list[Worker]:
         """Workers that ended since the last call; they stay zombies until `collect`."""
@@ -135,8 +149,16 @@ class WorkerGroup:
         return {worker.local_rank: worker.page.read() for worker in self.workers}
 
     def remains(self, standby_pids: set[int]) -> list[int]:
-        """Pids of every process of the round that still runs, children and grandchildren included."""
-        return process.descendants(os.getpid(), without=standby_pids)
+        """Pids of every process of the round that still runs, children and grandchildren included.
+
+        As the init of a container the agent also gets orphans of others; what is the round's tells its
+        environment there.
+        """
+        found = process.descendants(os.getpid(), without=standby_pids)
+        if os.getpid() != 1:
+            return found
+        workers = {worker.pid for worker in self.workers}
+        return [pid for pid in found if pid in workers or guard.carries(pid, guard.marker(1))]
 
     def ask(self, signum: int, standby_pids: set[int]) -> list[tuple[int, str]]:
         """Send `signum` once to every process of the round: by group, then to each that left it.

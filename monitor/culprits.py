@@ -17,7 +17,8 @@ SAMPLER_SILENT_S = 3.0
 
 _FRAME = re.compile(r'\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.+)')
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+")
-_COLLECTIVE_FILES = "/torch/distributed/"
+_COLLECTIVE_FILES = re.compile(r"/torch/distributed/(?!checkpoint/|elastic/|launcher/)")
+"""Checkpoints' own code writes files; where it calls a collective, that one's frame is further in."""
 _DISPATCH_FILE = "/torch/_ops.py"
 _COLLECTIVE_FUNCTIONS = frozenset({"_engine_run_backward"})
 """Where torch waits for a collective that C++ has started, as DistributedDataParallel's reducer does."""
@@ -49,8 +50,13 @@ class Stack:
 
     @property
     def is_in_collective(self) -> bool:
-        """The main thread waits inside torch.distributed, or in a backward pass that may do so."""
-        return _COLLECTIVE_FILES in self.place.file or self.place.function in _COLLECTIVE_FUNCTIONS
+        """The main thread waits inside torch.distributed, or in a backward pass that may do so.
+
+        Not one that reads or writes a checkpoint.
+        """
+        if self.place.function in _COLLECTIVE_FUNCTIONS:
+            return True
+        return _COLLECTIVE_FILES.search(self.place.file) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ftrun.monitor import signatures
 from ftrun.monitor.incident import ErrorRecord, Evidence, Incident, IncidentKind, RankExit
 from ftrun.monitor.liveness import Rule, Verdict
+from ftrun.monitor.signal_names import signal_name
 
 ECHO_WINDOW_S = 5.0
 """How much later than its echo a root cause may be seen. The peers of a dying process notice its closed
@@ -179,12 +180,22 @@ def _judge_exception(error: ErrorRecord, evidence: Evidence, exit: RankExit) -> 
 
 
 def is_communication_error(error: ErrorRecord) -> bool:
-    """Whether the exception says that another rank or the store is gone, by its type or by what it says."""
-    if {error.type_name, *error.bases} & signatures.COMMUNICATION_TYPES:
+    """Whether the exception says that another rank or the store is gone: by type, origin or what it says."""
+    names = {error.type_name, *error.bases}
+    if names & signatures.COMMUNICATION_TYPES:
         return True
+    if names & signatures.CONNECTION_TYPES:
+        return _is_raised_by_torch_distributed(error)
     if error.type_name not in signatures.COMMUNICATION_MESSAGE_TYPES:
         return False
     return any(row.pattern.search(error.message) for row in signatures.COMMUNICATION_MESSAGES)
+
+
+def _is_raised_by_torch_distributed(error: ErrorRecord) -> bool:
+    """Whether the innermost frame that is not the standard library's is torch.distributed's."""
+    paths = [match["path"] for match in signatures.TRACEBACK_FRAME.finditer(error.traceback)]
+    innermost = next((path for path in reversed(paths) if not signatures.STANDARD_LIBRARY.search(path)), "")
+    return signatures.TORCH_DISTRIBUTED.search(innermost) is not None
 
 
 def _judge_signal(number: int, evidence: Evidence, exit: RankExit) -> _Verdict:
@@ -269,12 +280,7 @@ def _shown(error: ErrorRecord) -> str:
 
 def _exit_name(exit_code: int) -> str:
     """ "SIGKILL" for -9, "exit code 3" for 3."""
-    if exit_code >= 0:
-        return f"exit code {exit_code}"
-    try:
-        return signal.Signals(-exit_code).name
-    except ValueError:
-        return f"signal {-exit_code}"
+    return signal_name(exit_code) or f"exit code {exit_code}"
 
 
 def _count(count: int, noun: str) -> str:

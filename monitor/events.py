@@ -128,6 +128,15 @@ class RoundClosed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RoundFailed(Event):
+    """The workers of a round could not be started; it is tried again after a pause."""
+
+    kind: ClassVar[str] = "round.failed"
+    round: Round
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSkipped(Event):
     """A checkpoint was not considered because it is not whole."""
 
@@ -292,6 +301,14 @@ class StoreFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class GuardDegraded(Event):
+    """There is no process to clean up after the agent if it is killed."""
+
+    kind: ClassVar[str] = "guard.degraded"
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class NumaDegraded(Event):
     """NUMA binding was asked for and is not done; the job goes on."""
 
@@ -328,10 +345,11 @@ class UnknownEvent(Event):
 
 VOCABULARY: tuple[type[Event], ...] = (
     RunStarted, OptionIgnored, EnvironmentDefaulted, StandbyStarted, StandbyReadied, StandbyDiscarded,
-    StandbySuspended, PreloadLearned, PreloadReduced, RoundClosed, CheckpointSkipped, WorkerStarted,
+    StandbySuspended, PreloadLearned, PreloadReduced, RoundClosed, RoundFailed, CheckpointSkipped,
+    WorkerStarted,
     WorkerProgressed, WorkerExited, WorkerUnkillable, RoundStopped, ProcessSwept, IncidentDiagnosed,
     RestartDecided, RecoveryCompleted, SignalReceived, SignalForwarded, OutputDegraded, StoreFailed,
-    NumaDegraded, LogLocated, RunEnded,
+    GuardDegraded, NumaDegraded, LogLocated, RunEnded,
     HangDetected, StacksSaved, GraceEnded, RequestReceived, TimeoutsCalculated, TimeoutsObserved,
     HeartbeatsDegraded,
 )  # fmt: skip

@@ -62,32 +62,45 @@ class RunningLimit:
         return self.since + self.limit_s
 
 
-def running_limits(heartbeats: RankHeartbeats, signs: Signs) -> tuple[RunningLimit, ...]:
-    """All limits that hold for a rank now; none for one that has ended."""
+def running_limits(
+    heartbeats: RankHeartbeats, signs: Signs, job_moved_at: float | None = None
+) -> tuple[RunningLimit, ...]:
+    """All limits that hold for a rank now; none for one that has ended.
+
+    `job_moved_at` is when any rank of the node last showed a sign of `stall`'s; None if that is not known.
+    """
     if not signs.is_alive:
         return ()
-    return (*_beat_limits(heartbeats, signs), *_section_limits(heartbeats, signs))
+    return (*_beat_limits(heartbeats, signs, job_moved_at), *_section_limits(heartbeats, signs))
 
 
-def _beat_limits(heartbeats: RankHeartbeats, signs: Signs) -> Iterator[RunningLimit]:
+def _beat_limits(
+    heartbeats: RankHeartbeats, signs: Signs, job_moved_at: float | None
+) -> Iterator[RunningLimit]:
     """Without a client of nvidia-resiliency-ext, progress is what counts; once one has left, no limit holds.
+
+    A script that never said that it sends heartbeats makes optimizer steps only while it trains. In the rest
+    of its time, such as an evaluation that the other ranks wait for, all that shows life counts.
 
     While it is there, progress prolongs the wait for its next heartbeat, but only its own first one ends the
     initial limit.
     """
     timeouts, begun, last_beat_at = heartbeats.timeouts, signs.started_at, signs.last_progress_at
     since, what = begun, "has shown no progress since it started"
+    silence = "has sent no heartbeat and shown no progress"
     if heartbeats.initialized_at is not None:
         if not heartbeats.is_connected:
             return
         begun, last_beat_at = heartbeats.initialized_at, heartbeats.last_heartbeat_at
         since = max(begun, signs.last_progress_at or begun)
         what = "has sent no heartbeat since it initialized"
+    elif last_beat_at is not None and job_moved_at is not None and not signs.has_client:
+        last_beat_at = max(last_beat_at, job_moved_at)
+        silence = "has made no step, and no rank has shown any sign of life,"
     if last_beat_at is not None:
         if timeouts.steady is not None:
             origin = _origin(timeouts, "steady", "rank_heartbeat_timeout")
-            since, what = max(since, last_beat_at), "has sent no heartbeat and shown no progress"
-            yield RunningLimit(Rule.STEADY, since, timeouts.steady, origin, what)
+            yield RunningLimit(Rule.STEADY, max(since, last_beat_at), timeouts.steady, origin, silence)
     elif timeouts.initial is not None:
         origin = _origin(timeouts, "initial", "initial_rank_heartbeat_timeout")
         yield RunningLimit(Rule.INITIAL, since, timeouts.initial, origin, what)
@@ -135,14 +148,19 @@ def _origin(timeouts: Timeouts, name: str, key: str) -> str:
 
 
 def judge_heartbeats(
-    rank: int, heartbeats: RankHeartbeats, signs: Signs, now: float, attention: Attention = _ALWAYS
+    rank: int,
+    heartbeats: RankHeartbeats,
+    signs: Signs,
+    now: float,
+    attention: Attention = _ALWAYS,
+    job_moved_at: float | None = None,
 ) -> Verdict | None:
     """Whether a limit of this rank has passed; if several have, the one that is exceeded by most.
 
     `attention`, which has looked at `now` too, says when nobody was looking; that time does not count.
     """
     worst: Verdict | None = None
-    for limit in running_limits(heartbeats, signs):
+    for limit in running_limits(heartbeats, signs, job_moved_at):
         silent_s = attention.silent_s(limit.since, now)
         excess_s = silent_s - limit.limit_s
         if excess_s > 0 and (worst is None or excess_s > worst.silent_s - worst.limit_s):
@@ -150,9 +168,7 @@ def judge_heartbeats(
                 f"rank {rank} {limit.what} for {silent_s:.1f} s; "
                 f"the limit is {limit.limit_s:g} s ({limit.origin})"
             )
-            worst = Verdict(
-                limit.rule, rank, (rank,), silent_s, limit.limit_s, limit.origin, sentence
-            )
+            worst = Verdict(limit.rule, rank, (rank,), silent_s, limit.limit_s, limit.origin, sentence)
     return worst
 
 
@@ -161,6 +177,7 @@ def judge_ranks(
     signs: Mapping[int, Signs],
     now: float,
     attention: Attention = _ALWAYS,
+    job_moved_at: float | None = None,
 ) -> Verdict | None:
     """Whether a limit of some rank has passed; of several ranks, the one that has been silent longest.
 
@@ -170,7 +187,8 @@ def judge_ranks(
     found = [
         verdict
         for rank, state in heartbeats.items()
-        if rank in signs and (verdict := judge_heartbeats(rank, state, signs[rank], now, attention))
+        if rank in signs
+        and (verdict := judge_heartbeats(rank, state, signs[rank], now, attention, job_moved_at))
     ]
     if not found:
         return None
@@ -189,13 +207,14 @@ def name_culprits(
     return replace(verdict, culprits=suspicion.ranks, sentence=sentence)
 
 
-def next_check_at(heartbeats: Mapping[int, RankHeartbeats], signs: Mapping[int, Signs]) -> float | None:
+def next_check_at(
+    heartbeats: Mapping[int, RankHeartbeats], signs: Mapping[int, Signs], job_moved_at: float | None = None
+) -> float | None:
     """When the first limit of all passes if nothing comes before (CLOCK_MONOTONIC, s); None without any."""
     limits = (
         limit.ends_at
         for rank, state in heartbeats.items()
         if rank in signs
-        for limit in running_limits(state, signs[rank])
+        for limit in running_limits(state, signs[rank], job_moved_at)
     )
     return min(limits, default=None)
-

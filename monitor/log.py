@@ -30,8 +30,8 @@ _LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "ERROR": ERROR, "CR
 _ALWAYS = (
     ev.RunStarted, ev.OptionIgnored, ev.EnvironmentDefaulted, ev.CheckpointSkipped, ev.WorkerUnkillable,
     ev.ProcessSwept, ev.RestartDecided, ev.RecoveryCompleted, ev.SignalReceived, ev.OutputDegraded,
-    ev.StoreFailed, ev.NumaDegraded, ev.StandbySuspended, ev.HangDetected, ev.StacksSaved, ev.RequestReceived,
-    ev.HeartbeatsDegraded,
+    ev.StoreFailed, ev.GuardDegraded, ev.NumaDegraded, ev.StandbySuspended, ev.HangDetected,
+    ev.GraceEnded, ev.RoundFailed, ev.StacksSaved, ev.RequestReceived, ev.HeartbeatsDegraded,
 )  # fmt: skip
 _DETAIL = (ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent)
 
@@ -125,6 +125,8 @@ def _job_sentence(event: ev.Event) -> str:
                 f"round {event.round}: {event.world_size} {_plural('rank', event.world_size)}, "
                 f"store at {event.master_addr}:{event.master_port}{resume}"
             )
+        case ev.RoundFailed():
+            return f"round {event.round} could not be started: {event.reason}"
         case ev.RoundStopped():
             return f"round {event.round} is over ({event.cause}): workers gone in {event.stop_s:.2f} s"
         case ev.IncidentDiagnosed():
@@ -229,6 +231,8 @@ def _trouble_sentence(event: ev.Event) -> str:
             return f"ended a process left behind in round {event.round}: {process}, {event.how}"
         case ev.OutputDegraded():
             return f"output: {event.reason}"
+        case ev.GuardDegraded():
+            return f"if this agent is killed, what its workers have started is not cleaned up: {event.reason}"
         case ev.NumaDegraded():
             return f"NUMA binding is off: {event.reason}"
         case ev.UnknownEvent():

@@ -24,6 +24,8 @@ class PageSnapshot:
     steps: int = 0
     """Optimizer steps or client heartbeats since the page was made, whichever are more: a script that has
     both in its loop is not counted twice."""
+    heartbeats: int = 0
+    """Of those, heartbeats of `ftrun.monitor.client`; 0 for a script that does not know ftrun."""
     reported_step: int | None = None
     """The script's own step number, as last given to `client.heartbeat`."""
     main_started_at: float | None = None
@@ -81,6 +83,7 @@ class Page:
         sections, sections_opened, section_closed_at = self._read_sections()
         return PageSnapshot(
             steps=max(self._count(layout.STEPS), self._count(layout.HEARTBEATS)),
+            heartbeats=self._count(layout.HEARTBEATS),
             reported_step=self._step(layout.REPORTED_STEP),
             main_started_at=self._time(layout.MAIN_STARTED_AT),
             first_progress_at=self._time(layout.FIRST_PROGRESS_AT),

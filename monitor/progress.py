@@ -10,7 +10,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ftrun.monitor.page_writer import PageWriter
 
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
+_PACKAGE_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 def watch_optimizer(page: PageWriter) -> None:
@@ -106,21 +107,46 @@ def library_directories() -> tuple[str, ...]:
     return tuple({f"{variant}/": None for path in found for variant in (path, os.path.realpath(path))})
 
 
-def importable_names(directory: str) -> frozenset[str]:
-    """Top-level modules that `directory` offers if it comes first on sys.path: modules and regular packages.
+def installed_elsewhere(own_directories: Iterable[str]) -> tuple[str, ...]:
+    """Directories of sys.path besides `library_directories` that hold installed packages; trailing slashes.
 
-    A directory without __init__ does not count: installed packages win over namespace packages.
+    That is where torch was loaded from, and what is called site-packages (module systems, `pip --target`).
+    Others may hold code that its user edits while the job runs, and so may what is in, or around, one of
+    `own_directories`.
+    """
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None) or ""
+    own = [os.path.realpath(directory) for directory in own_directories]
+    return tuple(
+        f"{path}/"
+        for path in map(os.path.normpath, sys.path)
+        if (os.path.basename(path) in _PACKAGE_DIRECTORIES or torch_file.startswith(f"{path}/torch/"))
+        and not any(_is_one_in_the_other(os.path.realpath(path), directory) for directory in own)
+    )
+
+
+def _is_one_in_the_other(path: str, other: str) -> bool:
+    return os.path.commonpath((path, other)) in (path, other)
+
+
+def importable_names(directory: str, among: Collection[str]) -> frozenset[str]:
+    """Those of the top-level modules `among` that `directory` offers if it comes first on sys.path.
+
+    Modules and regular packages. A directory without __init__ does not count: installed packages win over
+    namespace packages. The directory may be large: nothing is asked of files of other names.
     """
     suffixes = importlib.machinery.all_suffixes()
-    names = set()
     try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if any(os.path.exists(f"{entry.path}/__init__{suffix}") for suffix in suffixes):
-                    names.add(entry.name)
-                names.update(entry.name.removesuffix(s) for s in suffixes if entry.name.endswith(s))
+        entries = os.listdir(directory)
     except OSError:
         return frozenset()
+    names = set()
+    for entry in entries:
+        name, dot, rest = entry.partition(".")
+        if name not in among:
+            continue
+        inits = (f"{directory}/{name}/__init__{suffix}" for suffix in suffixes)
+        if dot + rest in suffixes if dot else any(map(os.path.exists, inits)):
+            names.add(name)
     return frozenset(names)
 
 
@@ -130,9 +156,15 @@ def imported_library_modules(script_directory: str | None) -> tuple[str, ...]:
     In the order in which their loading was done, dependencies first. Left out are the user's own modules,
     ftrun's, aliases, what `script_directory` (the script's sys.path[0]) shadows, and what runs as `__main__`.
     """
-    libraries = library_directories()
-    shadowed = importable_names(script_directory) if script_directory is not None else frozenset()
-    main_spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    main = sys.modules.get("__main__")
+    own = {os.getcwd(), script_directory or os.path.dirname(getattr(main, "__file__", None) or "")} - {
+        "",
+        "/",
+    }
+    libraries = library_directories() + installed_elsewhere(own)
+    tops = {name.partition(".")[0] for name in list(sys.modules)}
+    shadowed = importable_names(script_directory, tops) if script_directory is not None else frozenset()
+    main_spec = getattr(main, "__spec__", None)
     left_out = {"__main__", "__mp_main__", main_spec.name if main_spec is not None else ""}
     return tuple(
         name

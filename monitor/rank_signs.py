@@ -30,6 +30,8 @@ class Signs:
     progress_count: int = 0
     """Optimizer steps or heartbeats, and checkpoints."""
     last_progress_at: float | None = None
+    has_client: bool = False
+    """The script has sent a heartbeat, or opened a section, by ftrun's own client."""
     open_sections: tuple[OpenSection, ...] = ()
     """Sections of ftrun's own client that the script is in; those of nvidia-resiliency-ext's are not here."""
     section_closed_at: float | None = None
@@ -50,7 +52,14 @@ class Signs:
     """Main thread's state letter of proc(5): "R", "S", "D", "T", "t", "Z"; "" if unknown."""
     is_in_disk_wait: bool = False
     """Some thread or descendant is in state D."""
+    is_waiting_for_child: bool = False
+    """The main thread sleeps until a child process, which lives, ends or says something."""
     is_alive: bool = True
+
+    @property
+    def is_waiting_outside(self) -> bool:
+        """It waits for storage or for another program, whose work need not show on this node."""
+        return self.is_waiting_for_child or self.is_in_disk_wait or self.process_state == "D"
 
     @property
     def background_cpu_s(self) -> float:

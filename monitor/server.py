@@ -164,6 +164,7 @@ class HeartbeatServers:
                 case None:
                     os.read(self._wake_read, 4096)
                     self._close_outdated()
+                    self._restore_lost()
         if self._deaf_until is not None and self._clock() >= self._deaf_until:
             self._deaf_until = None
             self._listen(True)
@@ -273,6 +274,17 @@ class HeartbeatServers:
             for connection, round_number in list(listener.connections.items()):
                 if round_number != self._round and listener.local_rank is not None:
                     self._drop(listener, connection)
+
+    def _restore_lost(self) -> None:
+        """Between rounds, since the next workers look for the sockets where the last ones did."""
+        for listener in [one for one in self._listeners if one.is_lost() and not self._is_closing]:
+            is_listening = self._deaf_until is None
+            if is_listening:
+                self._selector.unregister(listener)
+            with suppress(OSError):
+                listener.restore()
+            if is_listening:
+                self._selector.register(listener, selectors.EVENT_READ, listener)
 
 
 def _is_news(before: hb.RankHeartbeats, after: hb.RankHeartbeats) -> bool:

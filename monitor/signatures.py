@@ -59,7 +59,13 @@ COMMUNICATION_TYPES = frozenset(
         "DistBackendError",
         "DistNetworkError",
         "DistStoreError",
-        # Python's own: sockets, multiprocessing, and what asyncio and concurrent.futures alias.
+    }
+)
+"""Types, or bases, of exceptions that say "another rank is gone", wherever they were raised."""
+
+CONNECTION_TYPES = frozenset(
+    {
+        # Python's own (Python's exception hierarchy): sockets, and what asyncio and concurrent.futures alias.
         "ConnectionError",
         "ConnectionResetError",
         "ConnectionRefusedError",
@@ -68,7 +74,17 @@ COMMUNICATION_TYPES = frozenset(
         "TimeoutError",
     }
 )
-"""Types, or bases, of exceptions that say "the other side is gone"."""
+"""Types, or bases, of exceptions that say "the other side is gone". It is another rank only where
+torch.distributed raised them: a data server, a web service and a closed stdout raise the same."""
+
+TRACEBACK_FRAME = re.compile(r"^ *File \"(?P<path>[^\"]+)\", line \d+", re.MULTILINE)
+"""A frame as `traceback.format_exception` writes it, the innermost last."""
+
+STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+t?/(?!(site|dist)-packages/)|^<frozen ")
+"""Paths of Python's own modules (sysconfig: stdlib, platstdlib), which raise in the name of their callers."""
+
+TORCH_DISTRIBUTED = re.compile(r"/torch/distributed/")
+"""Paths of torch's package for the communication between ranks."""
 
 COMMUNICATION_MESSAGE_TYPES = frozenset({"RuntimeError", ""})
 """gloo and old NCCL process groups raise RuntimeError; only for these is the message consulted."""

@@ -23,6 +23,13 @@ WAITING_THREADS = ("NCCL", "nccl", "pt_nccl_", "pt_autograd_", "cuda", "ftrun")
 proxies and PyTorch's watchdogs over it poll, an autograd thread spins in a CUDA call for a collective that
 does not come, CUDA's own poll for events; ftrun's sampler looks each half second."""
 
+_UNKNOWN_WAITS = frozenset({"", "0"})
+"""What /proc/<pid>/wchan says where the kernel or the container does not tell."""
+_CHILD_WAITS = ("do_wait", "pipe_read", "anon_pipe_read", "pipe_wait")
+"""Kernel functions in which a thread sleeps that waits for a child's end or output; no collective does."""
+_POLL_WAIT = "poll_schedule_timeout"
+"""In which one sleeps that waits for several pipes of a child, but also for the store or a data loader."""
+
 _HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
 """The kernel was built with CONFIG_PROC_CHILDREN."""
 _IO_FIELDS = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
@@ -40,6 +47,7 @@ class TreeReading:
     children_cpu_s: float = 0.0
     io_bytes: int | None = None
     process_count: int = 0
+    is_waiting_for_child: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,8 @@ class TreeReader:
             process_count=1,
         )
         waiting = _children(self._pid, tids)
+        if reading.state == "S" and waiting:
+            reading = replace(reading, is_waiting_for_child=_is_waiting_for_child(self._pid, waiting))
         while waiting:
             pid = waiting.pop()
             waiting.extend(_children(pid, _threads(pid)))
@@ -117,9 +127,7 @@ class SignsReader:
         self._last_shown: Signs | None = None
         self._last_reading = TreeReading()
 
-    def read(
-        self, page: PageSnapshot, now: float, heartbeat_count: int = 0, is_full: bool = False
-    ) -> Signs:
+    def read(self, page: PageSnapshot, now: float, heartbeat_count: int = 0, is_full: bool = False) -> Signs:
         """The signs at `now`; `heartbeat_count` are heartbeats that did not come by the page.
 
         Unless `is_full`, /proc is only read when the rank has not moved since the last call; until then the
@@ -130,7 +138,9 @@ class SignsReader:
         if is_full or last is None or not _has_moved(last, shown):
             reading = self._last_reading = self._tree.read()
         else:
-            reading = replace(self._last_reading, is_alive=True, state="", is_in_disk_wait=False)
+            reading = replace(
+                self._last_reading, is_alive=True, state="", is_in_disk_wait=False, is_waiting_for_child=False
+            )
         has_sampler = page.sampler_tid is None or self._has_thread(page.sampler_tid)
         return replace(
             shown,
@@ -141,9 +151,9 @@ class SignsReader:
             main_cpu_s=reading.main_cpu_s,
             process_state=reading.state,
             is_in_disk_wait=reading.is_in_disk_wait,
+            is_waiting_for_child=reading.is_waiting_for_child,
             is_alive=reading.is_alive,
         )
-
 
     def _shown(self, page: PageSnapshot, now: float, heartbeat_count: int) -> Signs:
         return Signs(
@@ -151,6 +161,7 @@ class SignsReader:
             started_at=self._started_at,
             progress_count=page.steps + page.checkpoints + heartbeat_count,
             last_progress_at=page.last_progress_at,
+            has_client=page.heartbeats > 0 or page.sections_opened > 0,
             open_sections=page.sections,
             section_closed_at=page.section_closed_at,
             bytecode_changes=page.bytecode_changes,
@@ -178,6 +189,35 @@ def _with_descendant(reading: TreeReading, pid: int) -> TreeReading:
         io_bytes=None if reading.io_bytes is None else reading.io_bytes + (io_bytes or 0),
         process_count=reading.process_count + 1,
     )
+
+
+def _is_waiting_for_child(pid: int, children: list[int]) -> bool:
+    """Whether the main thread, which sleeps, waits for one of its children; so it does if nobody knows.
+
+    A thread in poll does only if some child runs a program of its own: data loaders and compile workers run
+    the worker's, and what their parent waits for may as well be another rank.
+    """
+    children = [child for child in children if _is_alive(child)]
+    place = _content(f"/proc/{pid}/wchan").decode(errors="replace")
+    if place in _UNKNOWN_WAITS:
+        return bool(children)
+    if place.startswith(_POLL_WAIT):
+        own = _program(pid)
+        return any(_program(child) not in ("", own) for child in children)
+    return place in _CHILD_WAITS and bool(children)
+
+
+def _is_alive(pid: int) -> bool:
+    stat = _stat(f"/proc/{pid}/stat")
+    return stat is not None and stat.state not in "ZX"
+
+
+def _program(pid: int) -> str:
+    """The file that a process runs; "" if it is gone or not to be read."""
+    try:
+        return os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return ""
 
 
 def _threads(pid: int) -> list[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -48,15 +49,26 @@ class Listener:
         self.path = path
         self.connections: dict[Connection, int] = {}
         """With the round in which each was accepted, oldest first."""
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.setblocking(False)
-        try:
-            self.socket.bind(os.fspath(path))
-            path.chmod(0o600)
-            self.socket.listen(_BACKLOG)
-        except OSError:
-            self.socket.close()
-            raise
+        self.socket = _listen(path)
+
+    def is_lost(self) -> bool:
+        """Somebody has removed the socket's file: cleaners of /tmp do, in jobs that run for weeks."""
+        return not self.path.is_socket()
+
+    def restore(self) -> None:
+        """Make the socket anew, and its directory; connections stay.
+
+        Raises:
+            OSError: it cannot be made, or the directory is somebody else's now. The old one stays.
+        """
+        with suppress(FileExistsError):
+            self.path.parent.mkdir(mode=0o700)
+        status = self.path.parent.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise PermissionError(f"{self.path.parent}: not a directory that only this user can enter")
+        new = _listen(self.path)
+        self.socket.close()
+        self.socket = new
 
     def fileno(self) -> int:
         """For a selector."""
@@ -68,3 +80,17 @@ class Listener:
             connection.close()
         self.socket.close()
         self.path.unlink(missing_ok=True)
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket at `path`, for this user only."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.setblocking(False)
+    try:
+        listening.bind(os.fspath(path))
+        path.chmod(0o600)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening

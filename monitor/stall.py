@@ -14,10 +14,12 @@ from ftrun.monitor.attention import Attention
 from ftrun.monitor.culprits import find_culprits
 from ftrun.monitor.liveness import Rule, Verdict
 from ftrun.monitor.rank_signs import Signs
-from ftrun.monitor.stall_limits import Learned, StallLimits, limit_now
+from ftrun.monitor.stall_limits import Learned, Limit, StallLimits, limit_now
 
 WINDOW_S = 5.0
 """How long CPU time and I/O are added up before they are compared with what an idle process uses."""
+OUTSIDE_HOLDS_S = 5.0
+"""How long a wait for storage or a child counts after it was last seen: fsync is awake now and then."""
 WORKING_CPU_S = 0.25
 """5 % of a CPU over a window: above what threads that wait for the GIL, poll or report use (up to 2 %)."""
 WORKING_IO_BYTES = 256 * 1024
@@ -35,6 +37,8 @@ class StallState:
     """The signs with which each rank's window of CPU and I/O began."""
     quiet_since: float | None = None
     """When a rank last showed a sign; None before the first look of the round."""
+    outside_at: float | None = None
+    """When a rank was last seen to wait, at two looks in a row, for storage or a child process."""
     has_progressed: bool = False
     """Some rank has made progress in this round."""
     longest_open_s: float = 0.0
@@ -44,6 +48,13 @@ class StallState:
     def quiet_s(self, now: float) -> float:
         """Seconds for which no rank has shown a sign, as far as anybody looked."""
         return 0.0 if self.quiet_since is None else self.attention.silent_s(self.quiet_since, now)
+
+    @property
+    def is_outside(self) -> bool:
+        """A rank waits for storage or a child process, as of the last look or a few seconds before it."""
+        if self.outside_at is None or self.attention.looked_at is None:
+            return False
+        return self.attention.silent_s(self.outside_at, self.attention.looked_at) <= OUTSIDE_HOLDS_S
 
 
 def begin_round(state: StallState) -> StallState:
@@ -65,7 +76,11 @@ def observe(state: StallState, signs: Mapping[int, Signs], now: float, interval_
         one.is_alive and _has_moved(state.ranks.get(rank), state.windows.get(rank), one)
         for rank, one in signs.items()
     )
+    is_outside = any(_is_outside(state.ranks.get(rank), one) for rank, one in signs.items())
+    outside_at = now if is_outside else state.outside_at
     quiet_since = now if state.quiet_since is None else min(state.quiet_since, now)
+    # What is outside teaches nothing: it has a limit of its own, each time.
+    teaches = has_sign and (outside_at is None or outside_at < quiet_since)
     quiet_s = attention.silent_s(quiet_since, now)
     observed = replace(
         state,
@@ -73,10 +88,17 @@ def observe(state: StallState, signs: Mapping[int, Signs], now: float, interval_
         ranks=MappingProxyType(ranks),
         windows=MappingProxyType({**state.windows, **windows}),
         quiet_since=now if has_sign else quiet_since,
+        outside_at=outside_at,
         has_progressed=state.has_progressed or _progress_of(ranks) > 0,
-        longest_open_s=max(state.longest_open_s, quiet_s) if has_sign else state.longest_open_s,
+        longest_open_s=max(state.longest_open_s, quiet_s) if teaches else state.longest_open_s,
     )
     return _learn(state, observed, now, has_sign)
+
+
+def _is_outside(before: Signs | None, after: Signs) -> bool:
+    """Whether a rank waits outside at two looks in a row: a single page that is read does not count."""
+    is_outside = before is not None and before.is_waiting_outside and after.is_waiting_outside
+    return after.is_alive and is_outside
 
 
 def _learn(before: StallState, after: StallState, now: float, has_sign: bool) -> StallState:
@@ -127,9 +149,13 @@ def _window(window: Signs | None, after: Signs) -> Signs:
     return after if has_fallen or after.tells_all != window.tells_all else window
 
 
+def _limit_of(state: StallState, limits: StallLimits) -> Limit | None:
+    return limit_now(limits, state.learned, state.longest_open_s, state.has_progressed, state.is_outside)
+
+
 def judge(state: StallState, now: float, limits: StallLimits) -> Verdict | None:
     """Whether the job was hung at the last look; None if not, or if there is no limit to judge by."""
-    limit = limit_now(limits, state.learned, state.longest_open_s, state.has_progressed)
+    limit = _limit_of(state, limits)
     if limit is None or not any(one.is_alive for one in state.ranks.values()):
         return None
     looked_at = state.attention.looked_at
@@ -149,7 +175,7 @@ def judge(state: StallState, now: float, limits: StallLimits) -> Verdict | None:
 
 def next_judgement_at(state: StallState, limits: StallLimits) -> float | None:
     """When the limit passes if no sign comes before (CLOCK_MONOTONIC, seconds); None without a limit."""
-    limit = limit_now(limits, state.learned, state.longest_open_s, state.has_progressed)
+    limit = _limit_of(state, limits)
     looked_at = state.attention.looked_at
     if limit is None or looked_at is None:
         return None

@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STALL_FLOOR_S = 60.0
+OUTSIDE_S = 1800.0
+"""While a rank waits for storage or for a child process. What they do is not seen: an upload, a queue for
+other machines or an fsync over the network may take many minutes at any time, and what the job has done
+before tells nothing of it. Half an hour is what PyTorch gives a collective of gloo by default."""
 ENOUGH_GAPS = 3
 """Times that the job has gone from one progress to the next: what a step looks like is known then."""
 ENOUGH_ACTIVE_S = 180.0
@@ -52,11 +56,13 @@ class Limit:
     origin: str
 
 
-def limit_now(limits: StallLimits, learned: Learned, open_s: float, has_progressed: bool) -> Limit | None:
+def limit_now(
+    limits: StallLimits, learned: Learned, open_s: float, has_progressed: bool, is_outside: bool = False
+) -> Limit | None:
     """The limit that holds now; None for none.
 
     `open_s` is the longest quiet time since the last progress: it lengthens the limit at once, although it is
-    learned for good only when progress follows.
+    learned for good only when progress follows. `is_outside`: a rank waits for storage or a child process.
     """
     if limits.fixed_s is None and not limits.is_learning:
         return None
@@ -66,7 +72,10 @@ def limit_now(limits: StallLimits, learned: Learned, open_s: float, has_progress
         return Limit(limits.fixed_s, "ftrun.timeouts.stall")
     if not learned.is_enough:
         return _initial(limits, "too little progress to learn from yet")
-    return _learned(limits, max(learned.longest_quiet_s, open_s))
+    limit = _learned(limits, max(learned.longest_quiet_s, open_s))
+    if is_outside and limit.seconds < OUTSIDE_S:
+        return Limit(OUTSIDE_S, "a rank waits for storage or a child process")
+    return limit
 
 
 def _initial(limits: StallLimits, why: str) -> Limit | None:

@@ -51,10 +51,14 @@ def test_end_of_the_workers_decides(
         pytest.param(("--nosuch-option", "train.py"), "--nosuch-option", id="unknown option"),
         pytest.param(("--max-restarts", "many", "train.py"), "many", id="not a number"),
         pytest.param(("--nproc-per-node", "0", "train.py"), "--nproc-per-node", id="no workers"),
-        pytest.param(("--nnodes", "2", "train.py"), "--nnodes", id="more nodes than are supported"),
+        pytest.param(("--nnodes", "2", WORKER), "--nnodes 2", id="more nodes than are supported"),
+        pytest.param(("--nnodes", "1:4", WORKER), "--nnodes 1:4", id="perhaps more nodes"),
+        pytest.param(("--rdzv-backend", "c10", WORKER), "--rdzv-backend", id="unknown rendezvous"),
+        pytest.param(("nosuch/train.py",), "nosuch/train.py", id="missing script"),
+        pytest.param(("-m", "nosuch.train"), "nosuch.train", id="missing module"),
         pytest.param(("--ft-set", "ftrun.stop.grace=1", "train.py"), "ftrun.stop.grace", id="unknown key"),
         pytest.param(("--ft-config", "nosuch.yaml", "train.py"), "nosuch.yaml", id="missing file"),
-        pytest.param(("--log-dir", "/dev/full/x", "train.py"), "--log-dir", id="no log directory"),
+        pytest.param(("--log-dir", "/dev/full/x", WORKER), "--log-dir", id="no log directory"),
     ],
 )
 def test_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], named: str) -> None:
@@ -64,6 +68,18 @@ def test_wrong_command_line_is_2(tmp_path: Path, arguments: tuple[str, ...], nam
     assert named in run.stderr
     assert "Traceback" not in run.stderr
     assert run.events(events.RoundClosed) == []
+
+
+def test_fewer_devices_than_virtual_local_ranks_is_2(tmp_path: Path) -> None:
+    """--virtual-local-rank needs a device for each worker; nothing is started to find that out."""
+    options = ("--nproc-per-node", "2", "--virtual-local-rank")
+    exit_code, run = finish(
+        tmp_path, *options, WORKER, "say('ran')", environment={"CUDA_VISIBLE_DEVICES": "0"}
+    )
+    assert exit_code == 2
+    assert "CUDA_VISIBLE_DEVICES=0" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
 
 
 def test_busy_master_port_is_95_and_its_holder_is_named(tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ if os.fork() == 0:
 os.wait()
 wait_for("daemon")
 """
-    exit_code, run = finish(tmp_path, "--ft-workers-stop-timeout", "0.3", WORKER, code)
+    options = ("--ft-workers-stop-timeout", "0.3", "--ft-set", "stop.grace_after_success=0")
+    exit_code, run = finish(tmp_path, *options, WORKER, code)
     assert exit_code == 0, run.stderr
     (pid,) = {swept.pid for swept in run.events(events.ProcessSwept)}
     assert f"daemon {pid}" in run.stdout

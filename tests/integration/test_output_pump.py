@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import pty
 import re
@@ -11,11 +12,13 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from ftrun.launcher.output import OutputPump
 from ftrun.launcher.output_lines import StreamTarget
 from ftrun.launcher.streams import Std
@@ -90,7 +93,8 @@ class Rig:
         return worker.returncode
 
     def close(self) -> None:
-        self.pump.close()
+        """A test that fails leaves text that nobody reads: the wait for it ends."""
+        self.pump.close(lambda: True)
         self.out.close()
         self.err.close()
 
@@ -390,9 +394,44 @@ def test_closing_the_pump_closes_all_of_it() -> None:
     assert count_fds() == before
 
 
-def test_close_gives_up_on_a_console_that_stays_blocked(rig: Rig) -> None:
-    """The end of the job waits no longer for a console than it was told to."""
+def test_close_waits_for_a_slow_reader(rig: Rig, tmp_path: Path) -> None:
+    """All output and the agent's last words arrive, though nobody reads before the pump is being closed."""
+    fd = rig.pump.open(teed(tmp_path / "log"))
+    lines = b"".join(b"%07d\n" % i for i in range(7_000))  # less than the pipe holds, more than the console
+    os.write(fd, lines)
+    os.close(fd)
+    rig.pump.write(b"agent's last words\n", Std.OUT)
+    reader = threading.Thread(target=rig.out.wait_for, args=(b"0006999\n",))
+    asked = itertools.count()
+
+    def is_too_long() -> bool:
+        number = next(asked)
+        if number == 20:  # by then a wait that has a bound of a second or two is over
+            reader.start()
+        return number > 200
+
+    rig.pump.close(is_too_long)
+    reader.join(DEADLINE_S)
+    console = rig.out.read_all()
+    assert b"agent's last words\n" in console
+    assert console.count(b"[default0]:") == 7_000
+
+
+def test_close_gives_up_on_a_blocked_console_when_told_to(rig: Rig) -> None:
+    """A second stop signal ends the wait for a console that nobody reads."""
     rig.pump.write(b"x" * 200_000, Std.OUT)
-    began_at = time.monotonic()
-    rig.pump.close(0.2)
-    assert time.monotonic() - began_at < 5
+    asked = iter((False, True))
+    rig.pump.close(lambda: next(asked))
+    assert next(asked, None) is None
+
+
+def test_the_agents_last_words_are_kept_behind_any_backlog_of_the_workers(rig: Rig, tmp_path: Path) -> None:
+    """The account of a failure follows what the pipes of many ranks held when the job ended."""
+    lines = b"".join(b"%07d\n" % i for i in range(8_000))
+    for rank in range(16):
+        fd = rig.pump.open(teed(tmp_path / "log", rank))
+        os.write(fd, lines)
+        os.close(fd)
+    assert not rig.pump.drain(0.05)
+    rig.pump.write(b"account of the failure\n", Std.OUT)
+    rig.out.wait_for(b"account of the failure\n")

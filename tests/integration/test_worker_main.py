@@ -137,6 +137,44 @@ def test_modules_that_cannot_be_preloaded_are_reported(job: Path) -> None:
     assert outcome.exit_code == 0
 
 
+def test_modules_that_read_what_a_rank_will_have_are_reported(job: Path) -> None:
+    """They would keep the value of no rank; so would what imports them, and the variable is named."""
+    write(job / "lib" / "reads.py", "import os\nRANK = int(os.environ.get('RANK', '0'))\n")
+    write(job / "lib" / "package" / "__init__.py", "from package import part\n")
+    write(job / "lib" / "package" / "part.py", "import os\nNAME = 'LOCAL_RANK' in os.environ\n")
+    write(job / "lib" / "sets.py", "import os\nos.environ['MASTER_PORT'] = '1'\n")
+    write(
+        job / "lib" / "lists.py",
+        "import os\nALL = {**os.environ}, os.environ.copy(), [*os.environ.items()]\n",
+    )
+    write(job / "lib" / "later.py", "import os\ndef rank(): return os.environ['RANK']\n")
+    outcome = run_worker(
+        ["identity.py"],
+        job,
+        preload=["reads", "package.part", "sets", "lists", "later", "fractions"],
+        spawned_with={"PYTHONPATH": str(job / "lib"), "CUDA_VISIBLE_DEVICES": "0"},
+    )
+    (ready,) = outcome.messages
+    assert isinstance(ready, control.Ready)
+    found = {name: error.split()[2].rstrip(",") for name, error in ready.failed}
+    assert found == {
+        "reads": "RANK",
+        "package": "LOCAL_RANK",
+        "package.part": "LOCAL_RANK",
+        "sets": "MASTER_PORT",
+    }
+
+
+def test_the_script_finds_an_ordinary_environment(job: Path) -> None:
+    """The watch over preloaded modules is over, and no warning option or filter variable was set."""
+    write(
+        job / "looks.py",
+        "import os, sys\nprint(type(os.environ).__name__, sys.warnoptions, 'PYTHONWARNINGS' in os.environ)\n",
+    )
+    outcome = run_worker(["looks.py"], job, preload=["fractions"])
+    assert outcome.stdout == "_Environ [] False\n", outcome.stderr
+
+
 def test_a_module_that_initialises_cuda_is_named(job: Path) -> None:
     """Preloading stops there, so that the agent can throw the standby away."""
     write(job / "lib" / "torch" / "__init__.py", "")

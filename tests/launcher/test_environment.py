@@ -6,8 +6,13 @@ import pytest
 
 from ftrun.launcher import environment
 from ftrun.launcher.config import LaunchOptions
+from ftrun.launcher.environment_watch import belongs_to_rank
 from ftrun.launcher.model import Plan
 from ftrun.launcher.ranks import assign
+from ftrun.launcher.script_runner import ERROR_FILE_VARIABLE
+from ftrun.monitor.page_writer import PAGE_VARIABLE
+from ftrun.monitor.server import LAUNCHER_VARIABLE, RANK_VARIABLE
+from ftrun.monitor.stack_signal import STACKS_VARIABLE
 
 PLAN = Plan(3, 2, assign([2, 4])[1], "127.0.0.1", 4711, "/ckpt/step-40", 40)
 
@@ -48,10 +53,19 @@ def test_workers_write_unbuffered():
     assert environment.of_every_worker({}, 1)["PYTHONUNBUFFERED"] == "1"
 
 
-def test_own_warning_filters_are_kept():
-    """The filter for torch's complaint about pynvml is added to the user's."""
-    found = environment.of_every_worker({"PYTHONWARNINGS": "error"}, 1)["PYTHONWARNINGS"]
-    assert found.startswith("error,ignore:")
+def test_warning_options_are_the_users():
+    """Scripts look at sys.warnoptions to see whether the user has asked for anything."""
+    assert "PYTHONWARNINGS" not in environment.of_every_worker({}, 1)
+    assert environment.of_every_worker({"PYTHONWARNINGS": "error"}, 1)["PYTHONWARNINGS"] == "error"
+
+
+def test_every_variable_of_a_rank_is_watched_for_while_modules_are_preloaded():
+    """Who reads one of them before a standby has its rank would keep a wrong value."""
+    of_rank = environment.of_rank(PLAN, 1, "job", LaunchOptions("train.py"))
+    names = {*of_rank, *environment.virtual_local_rank({}, 1), RANK_VARIABLE, LAUNCHER_VARIABLE}
+    names |= {PAGE_VARIABLE, STACKS_VARIABLE, ERROR_FILE_VARIABLE}
+    assert [name for name in names if not belongs_to_rank(name)] == []
+    assert not belongs_to_rank("HOME")
 
 
 def test_macros_are_replaced_and_other_dollars_left_alone():

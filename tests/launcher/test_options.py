@@ -33,6 +33,39 @@ def test_everything_after_the_script_is_the_scripts() -> None:
     assert config.launch.training_script_args == tuple(rest)
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--rdzv-conf timeout=9", "--rdzv-conf"),
+        ("--node-rank 1", "--node-rank"),
+        ("--local-addr 10.0.0.1", "--local-addr"),
+        ("--run-path --start-method fork", "--start-method"),
+        ("--monitor-interval 5", "--monitor-interval"),
+        ("--rdzv-backend etcd-v2 --rdzv-endpoint h:2379", "--rdzv-backend"),
+    ],
+)
+def test_options_for_several_nodes_are_told_to_have_no_effect(line: str, named: str) -> None:
+    """What one node does not need is accepted, and named once with the reason."""
+    (ignored,) = _parse(f"{line} x.py").ignored
+    assert ignored.name == named
+    assert ignored.reason
+    assert not ignored.reason.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--node-rank 0",
+        "--start-method spawn",
+        "--rdzv-backend c10d --rdzv-endpoint h:1",
+        "--standalone --rdzv-backend anything",
+    ],
+)
+def test_options_that_fit_one_node_are_not_complained_about(line: str) -> None:
+    """What says no more than what is done anyway is no reason for a warning; --standalone rules a backend."""
+    assert _parse(f"{line} x.py").ignored == ()
+
+
 def test_double_dash_before_the_script_ends_the_options() -> None:
     """A script whose name begins with a dash can be named behind --."""
     assert _parse("-- --odd.py a").launch.training_script == "--odd.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.launcher.preload import MAX_CHARACTERS, NEVER_PRELOADED, PreloadAdvice, analyse, learned
+from ftrun.launcher.preload import MAX_CHARACTERS, PreloadAdvice, analyse
 from ftrun.launcher.sources import read_source
 
 
@@ -231,20 +231,55 @@ def test_standbys_can_be_forced_on() -> None:
     assert advice.reason.startswith("standbys are forced on, although job/train.py:2 ")
 
 
-def test_learned_modules_leave_out_what_is_shadowed_or_does_things_when_imported() -> None:
-    """The script's directory comes first for the script, and MPI starts up on import."""
-    modules = (
-        "json",
-        "json.decoder",
-        "jsonschema",
-        "mpi4py",
-        "mpi4py.MPI",
-        "pycuda",
-        "pycuda.autoinit",
-        "torch",
-    )
-    assert learned(modules, ("json",)) == ("jsonschema", "pycuda", "torch")
-    assert all(reason for reason in NEVER_PRELOADED.values())
+@pytest.mark.parametrize(
+    ("source", "library"),
+    [
+        ("import comet_ml\nimport torch\n", "train.py:1 imports comet_ml"),
+        ("import os\nfrom lib.sub import x\nimport torch\n", "train.py:2 imports lib.sub"),
+        ("import ftrun.monitor, numpy, lib, torch\n", "train.py:1 imports lib"),
+        ("try:\n    import lib\nexcept ImportError:\n    pass\nimport torch\n", "train.py:2 imports lib"),
+        ("try:\n    import numpy\nexcept ImportError:\n    pass\nimport torch", "train.py:2 imports numpy"),
+        ("def f():\n    import lib\n\nf()\nimport torch\n", "train.py:2 imports lib"),
+        ("import mine\nimport torch\n", "mine.py:1 imports lib"),
+    ],
+)
+def test_library_that_comes_before_torch_keeps_its_place(source: str, library: str) -> None:
+    """It may refuse torch, or prepare for it: the first start is cold, later ones keep the order."""
+    advice = advise(source, mine="import lib\n")
+    assert (advice.modules, advice.is_cold, advice.may_learn) == ((), False, True)
+    assert advice.reason.startswith(f"job/{library} before torch is imported (job/train.py:")
+
+
+@pytest.mark.parametrize(
+    ("source", "modules"),
+    [
+        ("import json\nimport torch\nimport lib\n", ("torch",)),
+        ("import numpy.random\nimport torch\n", ("numpy", "numpy.random", "torch")),
+        ("import torch\nimport numpy\n", ("torch",)),
+        ("from names.mine import x\nfrom names import mine\nimport torch\n", ("torch",)),
+        ("from ftrun.monitor.client import heartbeat\nimport torch\n", ("torch",)),
+    ],
+)
+def test_first_start_keeps_the_order_of_imports(source: str, modules: tuple[str, ...]) -> None:
+    """Only the standard library, ftrun and what was analysed may come before torch; numpy stays in front."""
+    advice = advise(source, names__mine="import json\n")
+    assert (advice.modules, advice.is_cold, advice.may_learn) == (modules, False, True)
+
+
+def test_library_before_torch_and_a_write_after_it_leave_nothing_to_preload() -> None:
+    """Not torch, for the library's sake, and no list of the script's imports, for the write's."""
+    advice = advise("import os, lib, torch\nos.environ['A'] = '1'\nimport more\n")
+    assert (advice.is_cold, advice.may_learn) == (True, False)
+    assert "job/train.py:1 imports lib" in advice.reason
+    assert "job/train.py:2 changes the environment" in advice.reason
+
+
+def test_forcing_standbys_overrides_the_order_of_imports() -> None:
+    """What was held back for a library's sake is preloaded; advice that holds nothing back stays as it is."""
+    advice = advise("import lib, torch.fx\n").forced()
+    assert (advice.modules, advice.is_cold, advice.may_learn) == (("torch", "torch.fx"), False, True)
+    plain = advise("import torch\nimport lib\n")
+    assert plain.forced() == plain
 
 
 def test_sources_are_read_in_their_own_encoding(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from ftrun.launcher.rendezvous import (
     AllGone,
     Ask,
     Cause,
+    Discard,
     EndHung,
     Event,
     GiveUp,
@@ -23,6 +24,7 @@ from ftrun.launcher.rendezvous import (
     Phase,
     RankExited,
     Signalled,
+    StartFailed,
     StartRound,
     State,
     StopRequested,
@@ -30,7 +32,7 @@ from ftrun.launcher.rendezvous import (
     advance,
 )
 
-GRACES = Graces(after_failure_s=5.0, after_signal_s=30.0, kill_timeout_s=10.0)
+GRACES = Graces(after_failure_s=5.0, after_signal_s=30.0, after_success_s=20.0, kill_timeout_s=10.0)
 SIGTERM, SIGINT = 15, 2
 
 
@@ -51,12 +53,38 @@ def test_first_turn_starts_the_first_round():
 
 
 def test_job_ends_with_zero_when_all_ranks_exit_zero():
-    """Success needs every rank; children that outlived theirs are asked to end before the job is over."""
+    """Success needs every rank; with no process left there is nobody to be asked to end."""
     state, log = run_through(
         (0.0, Woke()), (9.0, RankExited(0, 0)), (9.5, RankExited(1, 0)), (9.6, AllGone())
     )
     assert (state.phase, state.exit_code) == (Phase.ENDED, 0)
-    assert log == [(StartRound(),), (), (Ask(SIGTERM),), ()]
+    assert log == [(StartRound(),), (), (), ()]
+
+
+def test_processes_that_outlive_a_successful_job_have_time_then_are_asked_then_killed():
+    """An upload that goes on after the last rank is neither cut off at once nor waited for without end."""
+    steps = ((0.0, Woke()), (1.0, RankExited(0, 0)), (1.0, RankExited(1, 0)), (20.9, Woke()), (21.0, Woke()))
+    state, log = run_through(*steps, (25.9, Woke()), (26.0, Woke()), (26.1, AllGone()))
+    assert log[2:] == [(), (), (Ask(SIGTERM),), (), (Kill(),), ()]
+    assert (state.phase, state.exit_code) == (Phase.ENDED, 0)
+
+
+def test_round_that_cannot_be_started_is_tried_again_with_pauses_and_then_given_up():
+    """A shortage of processes or descriptors often passes; one that stays is the node's illness."""
+    state, now, pauses = State(2), 0.0, []
+    while state.phase is not Phase.ENDED:
+        state, actions = advance(state, Woke(), now, GRACES)
+        assert actions == (StartRound(),)
+        state, actions = advance(state, StartFailed("no more processes"), now, GRACES)
+        assert actions == (Kill(),)
+        state, actions = advance(state, AllGone(), now, GRACES)
+        if state.deadline is not None:
+            assert actions == (Discard(),)
+            pauses.append(state.deadline - now)
+            now = state.deadline
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+    assert state.exit_code == 94
+    assert "no more processes" in state.end_reason
 
 
 def test_one_failed_rank_stops_the_others_then_asks_for_judgement():
@@ -113,7 +141,7 @@ def test_signal_is_passed_on_once_and_gives_128_plus_n():
 
 def test_graceful_exit_code_applies_only_when_every_rank_exited_zero():
     """Who asked for 0 gets it for a clean save, and 128+n when a rank did not end cleanly."""
-    graces = Graces(5.0, 30.0, 10.0, graceful_exit_code=0)
+    graces = Graces(5.0, 30.0, 20.0, 10.0, graceful_exit_code=0)
     stopped = ((0.0, Woke()), (1.0, Signalled(SIGTERM)), (2.0, RankExited(0, 0)))
     clean, _ = run_through(*stopped, (2.0, RankExited(1, 0)), (2.1, AllGone()), graces=graces)
     dirty, _ = run_through(*stopped, (2.0, RankExited(1, -15)), (2.1, AllGone()), graces=graces)
@@ -129,10 +157,11 @@ def test_later_signals_only_shorten_the_grace():
 
 
 def test_signal_while_a_failed_round_stops_ends_the_job_without_asking_twice():
-    """A stop that is under way is not restarted: the workers have been asked already."""
+    """A stop that is under way is not restarted; what failed is judged all the same, and told."""
     steps = ((0.0, Woke()), (3.0, RankExited(1, 1)), (3.5, Signalled(SIGTERM)))
     state, log = run_through(*steps, (4.0, RankExited(0, -15)), (4.1, AllGone()))
-    assert log[2] == ()
+    assert (log[2], log[-1]) == ((), (Judge(),))
+    state, _ = advance(state, Judged(Decision(Action.RESTART, "again")), 4.2, GRACES)
     assert (state.phase, state.exit_code) == (Phase.ENDED, 143)
 
 
@@ -177,6 +206,7 @@ def test_requested_stop_wins_over_a_restart_that_is_under_way():
     )
     state, log = run_through(*steps, (4.0, RankExited(0, -15)), (4.1, AllGone()))
     assert log[2:4] == [(), ()]
+    state, _ = advance(state, Judged(Decision(Action.RESTART, "again")), 4.2, GRACES)
     assert (state.phase, state.exit_code) == (Phase.ENDED, 93)
 
 
@@ -216,6 +246,7 @@ EVENTS = st.one_of(
     st.builds(Signalled, st.sampled_from([SIGTERM, SIGINT])),
     st.builds(Hung, st.sampled_from([(), (0,), (1,)])),
     st.builds(StopRequested, st.sampled_from([93, 94]), st.just("asked")),
+    st.just(StartFailed("no memory")),
     st.just(AllGone()),
     st.just(Woke()),
     st.builds(
@@ -238,7 +269,7 @@ def test_no_history_breaks_the_invariants(history):
             continue
         asked = (asked or any(isinstance(action, Ask) for action in actions)) and StartRound() not in actions
         if Kill() in actions:
-            assert asked
+            assert asked or isinstance(event, StartFailed)
         if state.phase is Phase.STOPPING:
             assert state.deadline is not None
             assert state.cause in Cause

@@ -72,6 +72,21 @@ def test_more_signals_than_the_buffer_holds_do_no_harm(inbox: SignalInbox) -> No
     assert set(inbox.read()) == {signal.SIGUSR1}
 
 
+def test_what_was_ignored_stays_ignored() -> None:
+    """A job under nohup is not ended by its terminal's end; children are waited for all the same."""
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGCHLD)}
+    inbox = SignalInbox({signal.SIGHUP, signal.SIGTERM})
+    try:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert inbox.read() == []
+    finally:
+        inbox.close()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def test_close_puts_everything_back() -> None:
     """Handlers and wake-up descriptor are as before, and no descriptor is left."""
     before = (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGCHLD))

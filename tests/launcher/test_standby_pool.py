@@ -245,6 +245,21 @@ def test_learned_list_is_journalled_when_it_changes() -> None:
     assert world.recorded(events.PreloadLearned) == [events.PreloadLearned(2)]
 
 
+def test_torch_stays_on_the_list_where_a_report_lacks_it() -> None:
+    """It may be installed where the worker takes it for the user's own, as from PYTHONPATH."""
+    world = stocked(modules=("torch", "torch.fx"))
+    world.pool.learn(["json", "lib"])
+    assert world.pool.modules == ("torch", "torch.fx", "json", "lib")
+
+
+def test_learned_list_ends_where_a_banned_module_came_before_torch() -> None:
+    """Torch must not be imported in front of a library that may have to come first."""
+    world = stocked(modules=("csv", "early", "torch"))
+    world.say(world.refilled(), Ready(0.1, (("early", "it reads RANK"),)))
+    world.pool.learn(["csv", "early", "torch", "json"])
+    assert world.pool.modules == ("csv",)
+
+
 def test_pool_that_may_not_learn_keeps_its_list() -> None:
     """Where the script sets something up between its imports, only the list of the analysis is safe."""
     world = World(may_learn=False)

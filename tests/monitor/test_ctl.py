@@ -65,7 +65,9 @@ def test_timeouts_are_shown_and_can_be_pasted(tmp_path: Path) -> None:
     """The longest times come first, as comments, so that all of the output is a configuration file."""
     run = write_run(tmp_path / "run", to_event(SEEN, 0))
     output = ftctl(tmp_path, "timeouts", str(run)).stdout
-    assert output.startswith(f"# Longest times in {run}:\n# initialisation  41.20 s\n# step gap        0.90 s\n")
+    assert output.startswith(
+        f"# Longest times in {run}:\n# initialisation  41.20 s\n# step gap        0.90 s\n"
+    )
     assert configured(tmp_path, output) == {
         "initial": 206.0, "steady": 10.0, "sections": {"eval": 300.0}, "out_of_section": None, "stall": 70.0,
     }  # fmt: skip

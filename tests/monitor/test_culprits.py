@@ -14,15 +14,15 @@ from ftrun.monitor.rank_signs import Signs
 NOW = 100.0
 REDUCE = Frame("/env/torch/distributed/distributed_c10d.py", 3000, "all_reduce")
 BACKWARD = Frame("/env/torch/autograd/graph.py", 829, "_engine_run_backward")
+WRITE = Frame("/env/torch/distributed/checkpoint/filesystem.py", 461, "_write_files_from_queue")
+LOGGED = Frame("/env/torch/distributed/c10d_logger.py", 83, "wrapper")
 SLEEP = Frame("/home/user/train.py", 31, "wait_for_data")
 ITEM = Frame("/home/user/train.py", 44, "step")
 LAUNCH = Frame("/home/user/train.py", 90, "<module>")
 
 
 def sign(steps: int = 7, state: str = "S", sampler_at: float | None = NOW, alive: bool = True) -> Signs:
-    return Signs(
-        NOW, 0.0, progress_count=steps, process_state=state, sampler_at=sampler_at, is_alive=alive
-    )
+    return Signs(NOW, 0.0, progress_count=steps, process_state=state, sampler_at=sampler_at, is_alive=alive)
 
 
 def at(*frames: Frame) -> Stack:
@@ -50,6 +50,10 @@ CASES: dict[str, tuple[list[Signs], list[Stack | None], tuple[int, ...], str]] =
     "ended ranks are not waited for": ([sign(1, alive=False), sign(6), sign(7)], [], (1,), "behind"),
     "one outside the collective": ([WELL, WELL], [at(REDUCE), at(SLEEP)], (1,), "all_reduce (distrib"),
     "one outside the backward pass": ([WELL, WELL], [at(SLEEP), at(BACKWARD)], (0,), "_engine_run_backward"),
+    "one writes a checkpoint": (
+        [WELL, WELL], [at(REDUCE), at(WRITE, LOGGED)], (1,), "not in the collective that the others wait in"
+    ),
+    "one exchanges the plan of a checkpoint": ([WELL, WELL], [at(REDUCE, WRITE), at(REDUCE)], (), ""),
     "stacks win over steps": ([sign(6), sign(7)], [at(REDUCE), at(SLEEP)], (1,), "not in the collective"),
     "all in the collective, one behind": ([sign(6), sign(7)], [at(REDUCE), at(REDUCE)], (0,), "behind"),
     "two collectives, most in one": (
@@ -115,7 +119,7 @@ def test_last_dump_counts() -> None:
         'Current thread 0x00007f01 (most recent call first):\n  File "a.py", line 1 in old\n\n'
         'Thread 0x00007f02 [loader] (most recent call first):\n  File "b.py", line 2 in helper\n  ...\n'
         'Current thread 0x00007f01 (most recent call first):\n  File "c d.py", line ??? in <module>\n'
-        "Current thread's C stack trace (most recent call first):\n  Binary file \"x\", at f+0x1 [0x2]\n"
+        'Current thread\'s C stack trace (most recent call first):\n  Binary file "x", at f+0x1 [0x2]\n'
     )
     assert read_stack(text) == Stack((Frame("c d.py", 0, "<module>"),))
 

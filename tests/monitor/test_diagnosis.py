@@ -195,8 +195,6 @@ def test_exit_codes_and_signals(code: int, oom_kills: int, kind: IncidentKind, w
         ("MyImportError", ("Exception",), IncidentKind.EXCEPTION),
         ("AttributeError", ("Exception",), IncidentKind.EXCEPTION),
         ("RuntimeError", ("Exception",), IncidentKind.EXCEPTION),
-        ("ConnectionResetError", ("ConnectionError", "OSError"), IncidentKind.COMMUNICATION_ERROR),
-        ("MyPeerError", ("TimeoutError", "OSError"), IncidentKind.COMMUNICATION_ERROR),
         ("FileNotFoundError", ("OSError",), IncidentKind.EXCEPTION),
         ("DistStoreError", (), IncidentKind.COMMUNICATION_ERROR),
         ("DistributionError", (), IncidentKind.EXCEPTION),
@@ -205,6 +203,41 @@ def test_exit_codes_and_signals(code: int, oom_kills: int, kind: IncidentKind, w
 def test_exceptions_by_type(type_name: str, bases: tuple[str, ...], kind: IncidentKind) -> None:
     """Types are recognised by their own name or a base's; a name that only looks like one is not."""
     assert incident(exited(0, 1, record=error(type_name, "x", bases=bases))).kind is kind
+
+
+TRAINING = "/home/u/train.py"
+SOCKET = "/usr/lib/python3.11/socket.py"
+RENDEZVOUS = "/env/lib/python3.11/site-packages/torch/distributed/rendezvous.py"
+DATA_LOADER = "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+HTTP_CLIENT = "/env/lib/python3.11/site-packages/urllib3/connection.py"
+
+
+@pytest.mark.parametrize(
+    ("frames", "is_echo"),
+    [
+        pytest.param((TRAINING, RENDEZVOUS), True, id="torch.distributed"),
+        pytest.param((TRAINING, RENDEZVOUS, SOCKET), True, id="socket under torch.distributed"),
+        pytest.param((TRAINING,), False, id="own code"),
+        pytest.param((TRAINING, SOCKET), False, id="own code's socket"),
+        pytest.param((RENDEZVOUS, TRAINING), False, id="own code called by torch.distributed"),
+        pytest.param((TRAINING, HTTP_CLIENT, SOCKET), False, id="other library"),
+        pytest.param((TRAINING, DATA_LOADER), False, id="other part of torch"),
+        pytest.param((), False, id="no traceback"),
+    ],
+)
+@pytest.mark.parametrize(
+    "type_name", ["ConnectionResetError", "BrokenPipeError", "TimeoutError", "MyPeerError"]
+)
+def test_pythons_connection_errors_are_echoes_only_from_torch_distributed(
+    type_name: str, frames: tuple[str, ...], is_echo: bool
+) -> None:
+    """A data server that is gone or a closed stdout is this rank's own failure, and the first stays it."""
+    shown = "".join(f'  File "{path}", line 7, in f\n    call()\n' for path in frames)
+    record = ErrorRecord(type_name, "server closed", shown, bases=("ConnectionError", "OSError"))
+    found = incident(
+        exited(0, 1, at=10.0, record=record), exited(1, 1, at=10.1, record=error("ValueError", "shape"))
+    )
+    assert found.culprit.rank == (1 if is_echo else 0)
 
 
 # Per signature: a text that it must recognise and a near miss.

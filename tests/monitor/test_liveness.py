@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import pytest
@@ -339,6 +340,36 @@ def test_time_without_observer_does_not_count() -> None:
     verdict = judge_heartbeats(3, state, signs(), 78.1, attention)
     assert verdict is not None
     assert verdict.silent_s == pytest.approx(10.1)
+
+
+@pytest.mark.parametrize(
+    ("moved_at", "has_client", "now", "rule"),
+    [
+        (120.0, False, 130.0, None),
+        (120.0, False, 130.1, Rule.STEADY),
+        (90.0, False, 110.0, None),
+        (90.0, False, 110.1, Rule.STEADY),
+        (120.0, True, 110.1, Rule.STEADY),
+    ],
+)
+def test_rank_that_never_sent_heartbeats_is_judged_by_all_signs(
+    moved_at: float, has_client: bool, now: float, rule: Rule | None
+) -> None:
+    """Between two steps at 100 s and none after, some rank evaluated; a client of either kind is strict."""
+    one = replace(signs(progress_at=100.0), has_client=has_client)
+    verdict = judge_ranks({0: after(BEATS, [])}, {0: one}, now, job_moved_at=moved_at)
+    assert (verdict.rule if verdict else None) is rule
+    beaten = after(BEATS, [(0, Init()), (100, BEAT)])
+    assert judge_heartbeats(0, beaten, one, 110.1, job_moved_at=moved_at) is not None
+    ends_at = max(100.0, 0.0 if has_client else moved_at) + 10.0
+    assert next_check_at({0: after(BEATS, [])}, {0: one}, moved_at) == ends_at
+
+
+def test_first_step_has_its_limit_whatever_moves() -> None:
+    """A start that imports for ever is what the initial limit is for."""
+    verdict = judge_heartbeats(0, after(BEATS, []), signs(), 60.1, job_moved_at=60.0)
+    assert verdict is not None
+    assert verdict.rule is Rule.INITIAL
 
 
 def stopped(one: Signs) -> Signs:

@@ -19,10 +19,72 @@ def test_a_directory_offers_modules_and_regular_packages(tmp_path: Path) -> None
     for name in ("package", "wandb"):
         (tmp_path / name).mkdir()
     (tmp_path / "package" / "__init__.py").touch()
-    names = importable_names(str(tmp_path))
-    assert {"json", "plain", "package"} <= names
-    assert not {"wandb", "notes", "notes.txt"} & names
-    assert importable_names(str(tmp_path / "gone")) == frozenset()
+    among = {"json", "native", "plain", "package", "wandb", "notes", "gone"}
+    assert importable_names(str(tmp_path), among) - {"native"} == {"json", "plain", "package"}
+    assert importable_names(str(tmp_path), {"json"}) == {"json"}
+    assert importable_names(str(tmp_path / "gone"), among) == frozenset()
+
+
+def test_files_beside_the_script_are_not_looked_at_one_by_one(tmp_path: Path) -> None:
+    """A script may lie among 100,000 of them: only directories that are called like a module are opened."""
+    for number in range(200):
+        (tmp_path / f"sample{number}.json").touch()
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    calls: list[str] = []
+
+    def note(frame: object, event: str, function: object) -> None:
+        if event == "c_call":
+            calls.append(getattr(function, "__name__", ""))
+
+    sys.setprofile(note)
+    try:
+        names = importable_names(str(tmp_path), {"package", "json"})
+    finally:
+        sys.setprofile(None)
+    assert names == {"package"}
+    assert sum("stat" in name or "exists" in name for name in calls) < 10
+
+
+REPORT = """
+import json, sys
+import torch, beside, mine
+from ftrun.monitor.progress import imported_library_modules
+print(json.dumps(imported_library_modules(sys.argv[1])))
+"""
+
+
+def test_packages_installed_outside_of_site_packages_are_libraries(tmp_path: Path) -> None:
+    """Where torch comes from and what is called site-packages, but nothing in, or around, the script's tree."""
+
+    def put(path: Path) -> str:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return str(path.parent)
+
+    job = tmp_path / "project" / "job"
+    put(tmp_path / "prefix" / "torch" / "__init__.py")
+    path = [
+        str(tmp_path / "prefix"),
+        put(tmp_path / "module" / "site-packages" / "beside.py"),
+        put(tmp_path / "sources" / "mine.py"),
+    ]
+
+    def reported(script_directory: Path) -> set[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", REPORT, str(script_directory)],
+            check=True,
+            timeout=60,
+            cwd=job,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+            capture_output=True,
+        )
+        return {"torch", "beside", "mine"} & set(json.loads(done.stdout))
+
+    job.mkdir(parents=True)
+    assert reported(job) == {"torch", "beside"}
+    assert reported(tmp_path / "prefix" / "scripts") == {"beside"}
+    assert reported(tmp_path) == set()
 
 
 def test_what_the_scripts_directory_shadows_is_not_reported(tmp_path: Path) -> None:

@@ -166,6 +166,52 @@ input()
         assert after.process_count == 1
 
 
+WAITS_FOR_CHILD = {
+    "end": 'subprocess.run(["sleep", "600"])',
+    "end, from C": 'os.system("sleep 600")',
+    "output": 'subprocess.check_output(["sleep", "600"])',
+    "output and errors": 'subprocess.run(["sleep", "600"], capture_output=True)',
+    "a fork": "os.fork() or time.sleep(600); os.waitid(os.P_ALL, 0, os.WEXITED)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS_FOR_CHILD.values(), ids=WAITS_FOR_CHILD.keys())
+def test_wait_for_a_child_is_seen(wait: str) -> None:
+    """However the main thread waits for a child that itself shows nothing."""
+    with running(f"import os, subprocess, time\nprint('up', flush=True)\n{wait}") as process:
+        reading = until(TreeReader(process.pid).read, lambda reading: reading.is_waiting_for_child)
+    assert reading.process_count >= 2
+
+
+OTHER_WAITS = {
+    "another thread": "threading.Event().wait()",
+    "sleep": "time.sleep(600)",
+    "a socket": "pair = socket.socketpair(); pair[0].recv(1)",
+    "a poll": "pair = socket.socketpair(); poll = select.poll(); poll.register(pair[0], 1); poll.poll()",
+}
+
+
+@pytest.mark.parametrize("wait", OTHER_WAITS.values(), ids=OTHER_WAITS.keys())
+def test_wait_beside_a_data_loader_is_no_wait_for_it(wait: str) -> None:
+    """Its processes live as long as the job does, and tell nothing of what the main thread waits for."""
+    program = f"""
+import os, select, socket, threading, time
+if os.fork() == 0:
+    time.sleep(600)
+print('up', flush=True)
+{wait}
+"""
+    with running(program) as process:
+        reader = TreeReader(process.pid)
+        until(reader.read, lambda reading: reading.state == "S" and reading.process_count == 2)
+        until(reader.read, lambda _: _wchan(process.pid) not in ("0", ""))
+        assert not reader.read().is_waiting_for_child
+
+
+def _wchan(pid: int) -> str:
+    return Path(f"/proc/{pid}/wchan").read_text()
+
+
 def test_written_bytes_are_seen(tmp_path: Path) -> None:
     """What is written to a file, by the process or a child, counts."""
     program = """
@@ -297,6 +343,16 @@ def test_signs_hold_page_and_processes() -> None:
         main_cpu_s=reading.main_cpu_s,
         process_state="S",
     )
+
+
+def test_script_that_uses_the_client_is_told_from_one_that_only_steps() -> None:
+    """Heartbeats and sections make it one, optimizer steps do not."""
+    for shown, has_client in (
+        (PageSnapshot(steps=3), False),
+        (PageSnapshot(steps=3, heartbeats=1), True),
+        (PageSnapshot(steps=3, sections_opened=1), True),
+    ):
+        assert SignsReader(os.getpid(), 0.0).read(shown, 1.0).has_client is has_client
 
 
 def test_processes_are_not_read_while_the_page_moves() -> None:

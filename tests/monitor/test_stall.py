@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftrun.monitor.liveness import Rule, Verdict
 from ftrun.monitor.rank_signs import Signs
 from ftrun.monitor.stall import WORKING_IO_BYTES, StallState, begin_round, judge, next_judgement_at, observe
-from ftrun.monitor.stall_limits import StallLimits, limit_now
+from ftrun.monitor.stall_limits import OUTSIDE_S, StallLimits, limit_now
 
 AUTO = StallLimits()
 WITH_INITIAL = StallLimits(initial_s=600.0)
@@ -325,6 +325,84 @@ def test_short_stop_is_tolerated() -> None:
     limit = limit_now(AUTO, job.state.learned, 0.0, True)
     assert limit is not None
     assert limit.seconds == 60.0
+
+
+OUTSIDE: dict[str, dict[str, object]] = {
+    "child process": {"is_waiting_for_child": True},
+    "main thread in fsync": {"process_state": "D"},
+    "helper or descendant in fsync": {"is_in_disk_wait": True},
+}
+
+
+@pytest.mark.parametrize("signs", OUTSIDE.values(), ids=OUTSIDE.keys())
+def test_wait_for_storage_or_a_child_has_a_limit_of_its_own(signs: dict[str, object]) -> None:
+    """What is being done there is not seen, so one rank's wait keeps the whole job for half an hour."""
+    job = Job()
+    job.change(1, **signs)
+    assert job.quiet(1800) is None
+    verdict = job.quiet(2)
+    assert verdict is not None
+    assert (verdict.limit_s, verdict.limit_origin) == (
+        OUTSIDE_S,
+        "a rank waits for storage or a child process",
+    )
+
+
+def test_wait_for_a_child_does_not_stretch_the_limit() -> None:
+    """After ten minutes of it a hang is found as soon as before."""
+    job = Job()
+    job.change(0, is_waiting_for_child=True)
+    assert job.quiet(600) is None
+    job.change(0, is_waiting_for_child=False)
+    job.step()
+    job.look()
+    assert job.quiet(60) is None
+    verdict = job.quiet(1)
+    assert verdict is not None
+    assert verdict.limit_s == 60.0
+
+
+def test_fsync_that_is_awake_now_and_then_is_one_wait() -> None:
+    """Every few looks the thread happens not to be in state D."""
+    job = Job()
+    for second in range(300):
+        job.change(0, is_in_disk_wait=second % 5 != 0)
+        assert job.look() is None
+
+
+def test_single_look_at_a_thread_that_reads_a_page_is_no_wait() -> None:
+    """A helper that touches the disk each few seconds does not hide a hang."""
+    job = Job()
+    verdict = None
+    for second in range(62):
+        job.change(0, is_in_disk_wait=second % 3 == 0)
+        verdict = verdict or job.look()
+    assert verdict is not None
+
+
+def test_wait_that_is_over_hides_no_hang() -> None:
+    """The child has ended, and nobody goes on: a few seconds later the limit is the learned one again."""
+    job = Job()
+    job.change(0, is_waiting_for_child=True)
+    assert job.quiet(100) is None
+    job.change(0, is_waiting_for_child=False)
+    assert job.quiet(5) is None
+    assert job.quiet(1) is not None
+
+
+def test_wait_of_an_ended_rank_counts_no_more() -> None:
+    """Its processes are gone."""
+    job = Job()
+    job.change(0, is_waiting_for_child=True, is_alive=False)
+    assert job.quiet(61) is not None
+
+
+def test_fixed_limit_holds_for_every_wait() -> None:
+    """The user's number wins over what is known of the job."""
+    job = Job(StallLimits(fixed_s=20.0))
+    job.change(0, is_waiting_for_child=True)
+    assert job.quiet(20) is None
+    assert job.quiet(1) is not None
 
 
 def test_culprit_is_named() -> None:

@@ -17,9 +17,9 @@ json.dump({"environment": dict(os.environ), "argv": sys.argv, "cwd": os.getcwd()
 """
 # Random or a path of the one launcher's own; both must have them.
 DIFFERENT = {"MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "OUT"}
-# torchrun 2.13 gives the host's name for a loopback store; ftrun gives the address itself, which needs no look-up.
+# torchrun 2.13 gives the host's name for a loopback store; ftrun the address itself, which needs no look-up.
 SAME_MEANING = {"MASTER_ADDR"}
-OWN = {"FTRUN_PAGE", "FTRUN_STACKS", "PYTHONUNBUFFERED", "PYTHONWARNINGS"}
+OWN = {"FTRUN_PAGE", "FTRUN_STACKS", "PYTHONUNBUFFERED"}
 FT_LAUNCHERS = {"FT_RANK_MONITOR_IPC_SOCKET", "FT_LAUNCHER_IPC_SOCKET"}
 
 

@@ -1,10 +1,10 @@
 """A tiny training job on gloo whose rank 1 goes wrong in each round, in another way each time.
 
 `python training.py CLIENT [DEED...]`. CLIENT says what is told of the training: "none" (the script is not
-edited), "ftrun" or "nvrx" (which also opens a section that has no limit); each DEED is a function of this module, for one round, and the round after the last
-one ends well. Before a deed some steps are done, in the first round for `$LEARN_S` seconds, and the file `$D/go` is
-there. The times that a
-test measures are printed, CLOCK_MONOTONIC seconds.
+edited), "ftrun" or "nvrx", which also opens a section that has no limit. Each DEED is a function of this
+module, for one round; the round after the last one ends well. Before a deed there are some steps, for
+`$LEARN_S` seconds in the first round, and the file `$D/go`. The times that a test measures are printed,
+CLOCK_MONOTONIC seconds.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def matches_a_bad_pattern() -> None:
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 
-def make_beat() -> Callable[[], object]:
-    """What the script calls after each step."""
+def make_client() -> tuple[Callable[[], object], Callable[[], object]]:
+    """What the script calls after each step, and at its end."""
     if client == "nvrx":
         from nvidia_resiliency_ext.fault_tolerance import RankMonitorClient, RankMonitorClientError
 
@@ -78,12 +78,12 @@ def make_beat() -> Callable[[], object]:
             monitor.start_section("unknown")
         except RankMonitorClientError:
             say("section refused")
-        return monitor.send_heartbeat
+        return monitor.send_heartbeat, monitor.shutdown_workload_monitoring
     if client == "ftrun":
         from ftrun.monitor.client import heartbeat
 
-        return heartbeat
-    return lambda: None
+        return heartbeat, lambda: None
+    return lambda: None, lambda: None
 
 
 def all_have(flag: bool) -> bool:
@@ -99,7 +99,7 @@ dist.init_process_group("gloo", store=store, rank=rank, world_size=int(os.enviro
 second_group = dist.new_group()
 parameter = torch.nn.Parameter(torch.ones(4))
 optimizer = torch.optim.SGD([parameter], lr=0.01)
-beat = make_beat()
+beat, shut_down = make_client()
 deed = deeds[restart_count] if restart_count < len(deeds) else ""
 steps = STEPS if restart_count else STEPS + int(float(os.environ["LEARN_S"]) / STEP_S)
 step = 0
@@ -116,4 +116,5 @@ while deed or step < STEPS:
     step += 1
     time.sleep(STEP_S)
 dist.destroy_process_group()
+shut_down()
 say("done")
