@@ -24,34 +24,41 @@ class FaultToleranceConfig:
         5.0, v.INTERVAL, "seconds", "How often heartbeats and sections are compared with their timeouts."
     )
     initial_rank_heartbeat_timeout: float | None = setting(
-        None, v.TIMEOUT, "seconds",
-        "Longest wait for a rank's first heartbeat, which includes imports, loading and compilation."
+        None,
+        v.TIMEOUT,
+        "seconds",
+        "Longest wait for a rank's first heartbeat, which includes imports, loading and compilation.",
     )
     rank_heartbeat_timeout: float | None = setting(
-        None, v.TIMEOUT, "seconds",
-        "Longest gap between two heartbeats of a rank; at most the initial timeout."
+        None,
+        v.TIMEOUT,
+        "seconds",
+        "Longest gap between two heartbeats of a rank; at most the initial timeout.",
     )
     rank_section_timeouts: tuple[tuple[str, float | None], ...] = setting(
-        (), v.SECTION_TIMEOUTS, "seconds by section name",
-        "Longest stay in each named section of the script."
+        (), v.SECTION_TIMEOUTS, "seconds by section name", "Longest stay in each named section of the script."
     )
     rank_out_of_section_timeout: float | None = setting(
         None, v.TIMEOUT, "seconds", "Longest stay outside all sections."
     )
     node_health_check_interval: float = setting(
-        5.0, v.INTERVAL, "seconds", "How often the node's health is checked while training runs.",
-        _NO_HEALTH
+        5.0, v.INTERVAL, "seconds", "How often the node's health is checked while training runs.", _NO_HEALTH
     )
     safety_factor: float = setting(
         5.0, v.FACTOR, "factor", "Observed intervals times this give the learned timeouts."
     )
     rank_termination_signal: str = setting(
-        "SIGKILL", v.SIGNAL, "signal name or number",
-        "Ends a rank that hangs; a hung rank seldom obeys a weaker signal."
+        "SIGKILL",
+        v.SIGNAL,
+        "signal name or number",
+        "Ends a rank that hangs; a hung rank seldom obeys a weaker signal.",
     )
     log_level: int = setting(
-        20, v.LOG_LEVEL, "10 DEBUG, 20 INFO, 30 WARNING, 40 ERROR, 50 CRITICAL",
-        "Kept so that old files load.", _DEAD
+        20,
+        v.LOG_LEVEL,
+        "10 DEBUG, 20 INFO, 30 WARNING, 40 ERROR, 50 CRITICAL",
+        "Kept so that old files load.",
+        _DEAD,
     )
     restart_check_interval: float = setting(
         60.0, v.INTERVAL, "seconds", "Kept so that old files load.", _DEAD
@@ -63,27 +70,38 @@ class FaultToleranceConfig:
         True, v.SWITCH, "true or false", "Looks at the network links before a round starts.", _NO_HEALTH
     )
     pci_topo_file: str | None = setting(
-        None, v.TEXT_OR_OFF, "path",
-        "Describes which network card serves which GPU; null to ask the system.", _NO_HEALTH
+        None,
+        v.TEXT_OR_OFF,
+        "path",
+        "Describes which network card serves which GPU; null to ask the system.",
+        _NO_HEALTH,
     )
     link_down_path_template: str | None = setting(
-        None, v.TEXT_OR_OFF, "path with {dev_name}", "Where a network card counts its lost links.",
-        _NO_HEALTH
+        None, v.TEXT_OR_OFF, "path with {dev_name}", "Where a network card counts its lost links.", _NO_HEALTH
     )
     link_state_path_template: str | None = setting(
-        None, v.TEXT_OR_OFF, "path with {dev_name}", "Where a network card shows the state of its link.",
-        _NO_HEALTH
+        None,
+        v.TEXT_OR_OFF,
+        "path with {dev_name}",
+        "Where a network card shows the state of its link.",
+        _NO_HEALTH,
     )
     enable_dist_storage_healthcheck: bool = setting(
         False, v.SWITCH, "true or false", "Looks at distributed storage before a round starts.", _NO_HEALTH
     )
     storage_healthcheck_path: str | None = setting(
-        None, v.TEXT_OR_OFF, "absolute paths, separated by commas",
-        "Paths that must be usable before a round starts.", _NO_HEALTH
+        None,
+        v.TEXT_OR_OFF,
+        "absolute paths, separated by commas",
+        "Paths that must be usable before a round starts.",
+        _NO_HEALTH,
     )
     gpu_memory_reclaim_timeout: float = setting(
-        50.0, v.SECONDS, "seconds", "Longest wait for the memory of stopped workers to be free again.",
-        _NO_HEALTH
+        50.0,
+        v.SECONDS,
+        "seconds",
+        "Longest wait for the memory of stopped workers to be free again.",
+        _NO_HEALTH,
     )
     gpu_memory_tolerance_mb: float = setting(
         512.0, v.MEGABYTES, "MB", "GPU memory that may stay in use and still counts as free.", _NO_HEALTH
@@ -92,24 +110,35 @@ class FaultToleranceConfig:
         2.0, v.INTERVAL, "seconds", "How often GPU memory is looked at during that wait.", _NO_HEALTH
     )
     check_remaining_processes: bool = setting(
-        False, v.SWITCH, "true or false", "Asks whether processes of an earlier round still hold a GPU.",
-        "ftrun always ends every process of a round, so there is nothing to switch"
+        False,
+        v.SWITCH,
+        "true or false",
+        "Asks whether processes of an earlier round still hold a GPU.",
+        "ftrun always ends every process of a round, so there is nothing to switch",
     )
     skip_section_response: bool = setting(
         True, v.SWITCH, "true or false", "Section messages need no answer, which makes them cheaper."
     )
     segment: int | None = setting(
-        None, v.COUNT_OR_OFF, "nodes", "Nodes of one network domain that must be used together.",
-        "this version runs on one node"
+        None,
+        v.COUNT_OR_OFF,
+        "nodes",
+        "Nodes of one network domain that must be used together.",
+        "this version runs on one node",
     )
     numa_bind_strict: bool = setting(
-        True, v.SWITCH, "true or false", "Binds memory strictly to the NUMA node of the GPU.",
-        "NUMA binding is asked for with --numa-binding here"
+        True,
+        v.SWITCH,
+        "true or false",
+        "Binds memory strictly to the NUMA node of the GPU.",
+        "NUMA binding is asked for with --numa-binding here",
     )
     use_infra_group_rank: bool = setting(
-        True, v.SWITCH, "true or false",
+        True,
+        v.SWITCH,
+        "true or false",
         "Only version 0.5 has it: ranks follow the scheduler's order of nodes.",
-        "this version runs on one node"
+        "this version runs on one node",
     )
     max_no_progress_cycles: int = setting(
         3, v.COUNT, "rounds", "Rounds without progress after which the job is given up.", _NO_CYCLES
@@ -121,24 +150,32 @@ class FaultToleranceConfig:
         None, v.TEXT_OR_OFF, "path", "Holds the iteration of the newest checkpoint.", _NO_CYCLES
     )
     install_exception_hook: bool = setting(
-        False, v.SWITCH, "true or false", "Makes workers record uncaught exceptions.",
-        "ftrun always records the exception that ended a worker"
+        False,
+        v.SWITCH,
+        "true or false",
+        "Makes workers record uncaught exceptions.",
+        "ftrun always records the exception that ended a worker",
     )
     num_warmup_iterations: int = setting(
-        5, v.COUNT, "iterations",
-        "First iterations that learned timeouts leave out, because they are slow."
+        5, v.COUNT, "iterations", "First iterations that learned timeouts leave out, because they are slow."
     )
     attribution_endpoint: str | None = setting(
         None, v.TEXT_OR_OFF, "host:port or URL", "Service that explains failures.", _NO_ATTRIBUTION
     )
     attribution_stop_action: str = setting(
-        "log", v.choice_of("log", "no-restart"), "log or no-restart",
-        "What to do when that service advises to stop.", _NO_ATTRIBUTION
+        "log",
+        v.choice_of("log", "no-restart"),
+        "log or no-restart",
+        "What to do when that service advises to stop.",
+        _NO_ATTRIBUTION,
     )
     attribution_export_url: str | None = setting(
         None, v.TEXT_OR_OFF, "URL", "Where that service's findings are sent.", _NO_ATTRIBUTION
     )
     cycle_info_dir: str | None = setting(
-        None, v.TEXT_OR_OFF, "path", "Where a file per round was written.",
-        "ftrun writes every round into its journal instead (--ft-run-dir)"
+        None,
+        v.TEXT_OR_OFF,
+        "path",
+        "Where a file per round was written.",
+        "ftrun writes every round into its journal instead (--ft-run-dir)",
     )

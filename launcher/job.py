@@ -106,7 +106,7 @@ class Job:
         watchdog = self._make_watchdog(directory)
         self._stack.callback(watchdog.close)
         rounds = self._make_rounds(pool, logs, watchdog)
-        pool.adopt(first)
+        pool.adopt(first, f"for the first round: {self._start.advice.reason}")
         agent = self._make_agent(rounds, watchdog, pool, inbox, watcher)
         self._stack.callback(agent.close)
         self._start_health_port(agent)
@@ -131,7 +131,7 @@ class Job:
         )
 
     def _close_pump(self) -> None:
-        """Show all that is left to be shown, however slow its reader is; a further stop signal is enough of it."""
+        """Show all that is left, however slow its reader is; a further stop signal ends the wait."""
         self._pump.close(self._is_told_again)
 
     def _is_told_again(self) -> bool:

@@ -67,12 +67,15 @@ class StandbyPool:
         self._has_proven_list = False
         self._record(events.PreloadLearned(module_count=len(wanted)))
 
-    def adopt(self, standbys: Sequence[Standby]) -> None:
-        """Take in processes started for the first round; they may be taken before they are ready."""
+    def adopt(self, standbys: Sequence[Standby], reason: str) -> None:
+        """Take in processes started for the first round; they may be taken before they are ready.
+
+        `reason` says why they preload what they do.
+        """
         for standby in standbys:
             self._first.append(standby)
             self._watch(standby)
-            self._record(events.StandbyStarted(standby.pid, not standby.modules, "for the first round"))
+            self._record(events.StandbyStarted(standby.pid, not standby.modules, reason))
 
     def take(self) -> Standby:
         """A process for a rank: a ready standby, one that loads a list that has worked, or a new one."""
@@ -176,9 +179,7 @@ class StandbyPool:
         elif ready.failed:
             for module, error in ready.failed:
                 self._ban(module, f"preloading it failed: {error}")
-            self.discard(
-                standby, "some of its modules could not be imported: their imports are left half done"
-            )
+            self.discard(standby, "some of its modules cannot be imported ahead")
         else:
             standby.ready = ready
             self._has_proven_list = self._has_proven_list or standby.modules == self.modules
@@ -186,12 +187,9 @@ class StandbyPool:
 
     def _ban(self, module: str, reason: str) -> None:
         self._never.add(module)
-        self.modules = tuple(name for name in self.modules if not self._is_banned(name))
+        self.modules = learned(self.modules, self._never)
         self._has_proven_list = False
         self._record(events.PreloadReduced(module, reason))
-
-    def _is_banned(self, module: str) -> bool:
-        return any(module == banned or module.startswith(banned + ".") for banned in self._never)
 
     def _suspend(self, reason: str) -> None:
         if not self._suspended:  # one event per change; the numbers in the reason differ each time

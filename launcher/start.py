@@ -106,4 +106,4 @@ def _advise(config: Config, entry: Entry, environ: Mapping[str, str]) -> Preload
         return PreloadAdvice((), True, reason, may_learn=False)
     kind: Literal["script", "module"] = "module" if entry.kind == "module" else "script"
     advice = analyse(read_source, entry.argv[0], kind, _search_path(environ))
-    return advice.forced() if mode == "on" and advice.is_cold else advice
+    return advice.forced() if mode == "on" else advice

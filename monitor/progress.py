@@ -5,6 +5,7 @@ Runs in the worker. Does not import torch: it waits for the script (or the prelo
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import os
 import site
@@ -157,11 +158,7 @@ def imported_library_modules(script_directory: str | None) -> tuple[str, ...]:
     ftrun's, aliases, what `script_directory` (the script's sys.path[0]) shadows, and what runs as `__main__`.
     """
     main = sys.modules.get("__main__")
-    own = {os.getcwd(), script_directory or os.path.dirname(getattr(main, "__file__", None) or "")} - {
-        "",
-        "/",
-    }
-    libraries = library_directories() + installed_elsewhere(own)
+    libraries = library_directories() + installed_elsewhere(_own_directories(script_directory))
     tops = {name.partition(".")[0] for name in list(sys.modules)}
     shadowed = importable_names(script_directory, tops) if script_directory is not None else frozenset()
     main_spec = getattr(main, "__spec__", None)
@@ -173,6 +170,15 @@ def imported_library_modules(script_directory: str | None) -> tuple[str, ...]:
         and name.partition(".")[0] not in shadowed | {"ftrun"}
         and _comes_from(module, name, libraries)
     )
+
+
+def _own_directories(script_directory: str | None) -> set[str]:
+    """The script's directory and the working directory, unless that is the root, which holds everything."""
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    own = {script_directory or os.path.dirname(main_file)}
+    with contextlib.suppress(FileNotFoundError):  # it may have been removed
+        own.add(os.getcwd())
+    return own - {"", "/"}
 
 
 def _comes_from(module: object, name: str, directories: tuple[str, ...]) -> bool:

@@ -283,6 +283,7 @@ TROUBLE = {
         'if "RANK" not in os.environ:\n'
         '    sys.modules["torch.cuda"] = types.SimpleNamespace(is_initialized=lambda: True)\n'
     ),
+    "keeps a variable": 'import os\nRANK = int(os.environ.get("RANK", "7"))\n',
 }
 
 
@@ -310,6 +311,8 @@ def test_module_that_cannot_be_preloaded_is_left_to_the_script(tmp_path: Path, k
         [discarded] = run.wait_for_event(events.StandbyDiscarded)
         if kind == "raises":
             assert "RuntimeError: wants a rank" in reduced.reason
+        elif kind == "keeps a variable":
+            assert "it reads RANK" in reduced.reason
         else:
             assert "CUDA" in reduced.reason
             assert "trouble" in discarded.reason

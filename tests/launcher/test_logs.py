@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
 from ftrun.launcher.logs import LogOptions, LogsError, RankLogs, RoundLogs, RunLogs
 from ftrun.launcher.logs_plugin import build_plugin
 from ftrun.launcher.streams import StdMap

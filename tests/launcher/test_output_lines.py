@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from ftrun.launcher.output_lines import (
     Line,
     LineAssembler,
@@ -13,8 +16,6 @@ from ftrun.launcher.output_lines import (
     prefix_lines,
 )
 from ftrun.launcher.streams import Std
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def texts(lines: list[Line]) -> list[bytes]:

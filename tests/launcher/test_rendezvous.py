@@ -257,7 +257,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), EVENTS), max_size=40))
 def test_no_history_breaks_the_invariants(history):
-    """Whatever comes: kills follow asks, a deadline exists while stopping, rounds only grow, ENDED is final."""
+    """Kills follow asks, a deadline exists while stopping, rounds only grow, ENDED is final."""
     state, now, asked = State(2), 0.0, False
     for gap, event in history:
         now += gap

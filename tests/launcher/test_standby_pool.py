@@ -145,7 +145,7 @@ def test_processes_of_the_first_round_are_taken_in_order_before_they_are_ready()
     """The first round waits for nothing: its processes are used while they still import."""
     world = World()
     first = [FakeStandby(("torch",)), FakeStandby(("torch",))]
-    world.pool.adopt(cast("list[Standby]", first))
+    world.pool.adopt(cast("list[Standby]", first), "first")
     assert world.pool.pids == {standby.pid for standby in first}
     assert [world.taken(), world.taken()] == first
     assert world.started == []
@@ -376,7 +376,7 @@ def test_close_kills_first_waiting_and_loading_ones() -> None:
     """The end of the job leaves no standby of any kind."""
     world = stocked()
     first = FakeStandby(())
-    world.pool.adopt(cast("list[Standby]", [first]))
+    world.pool.adopt(cast("list[Standby]", [first]), "first")
     waiting, loading = world.waiting(), world.refilled()
     world.pool.close()
     assert [first.is_closed, waiting.is_closed, loading.is_closed] == [True, True, True]

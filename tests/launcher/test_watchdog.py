@@ -127,6 +127,21 @@ def test_evaluation_of_an_unedited_script_is_no_silence(make_rank: MakeRank) -> 
     assert LIMIT_S < found_at - now < LIMIT_S + LOOK_EVERY_S + 0.1
 
 
+def test_rank_that_sends_heartbeats_is_judged_by_them_alone(make_rank: MakeRank) -> None:
+    """It polls in Python for ever, which is no heartbeat."""
+    rank, watchdog = make_rank(), Watchdog(None, STEADY, NO_STALL_RULE)
+    begun = time.monotonic()
+    watchdog.watch([rank.worker], begun)
+    rank.page.beat()
+    samples = itertools.count(1)
+    verdict, now = look_until(
+        watchdog, begun + 0.1, begun + 30.0, lambda: rank.page.mark_sample(next(samples), 0.0)
+    )
+    assert verdict is not None
+    assert verdict.rule is Rule.STEADY
+    assert now - begun < LIMIT_S + 0.2
+
+
 def test_rank_without_any_progress_has_the_initial_limit(make_rank: MakeRank) -> None:
     """Counted from when it was told its rank."""
     rank, watchdog = make_rank(), Watchdog(None, STEADY, NO_STALL_RULE)

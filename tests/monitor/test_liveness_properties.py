@@ -28,9 +28,7 @@ MESSAGES = st.one_of(
     st.just(Init()),
     st.just(BEAT),
     st.none(),
-    st.builds(
-        Section, st.sampled_from(NAMES), st.sampled_from(SectionAction), st.none() | st.integers(0, 9)
-    ),
+    st.builds(Section, st.sampled_from(NAMES), st.sampled_from(SectionAction), st.none() | st.integers(0, 9)),
 )
 HISTORIES = st.lists(st.tuples(st.floats(0.0, 4.0), MESSAGES), max_size=25)
 LIMITS = Timeouts.from_config(60.0, 10.0, {"step": 20.0, "outer": 30.0, "inner": 5.0, "free": None}, 8.0)

@@ -55,7 +55,7 @@ print(json.dumps(imported_library_modules(sys.argv[1])))
 
 
 def test_packages_installed_outside_of_site_packages_are_libraries(tmp_path: Path) -> None:
-    """Where torch comes from and what is called site-packages, but nothing in, or around, the script's tree."""
+    """Where torch comes from and what is called site-packages, but not in, or around, the script's tree."""
 
     def put(path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)

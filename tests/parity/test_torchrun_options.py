@@ -55,10 +55,27 @@ def test_choices_and_arity_are_the_same(action: argparse.Action) -> None:
 
 
 _SAME_NAMES = (
-    "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone", "monitor_interval",
-    "start_method", "event_log_handler", "role", "no_python", "run_path", "log_dir", "node_rank",
-    "master_addr", "master_port", "local_addr", "logs_specs", "numa_binding", "shutdown_timeout",
-    "virtual_local_rank", "training_script",
+    "nproc_per_node",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_id",
+    "standalone",
+    "monitor_interval",
+    "start_method",
+    "event_log_handler",
+    "role",
+    "no_python",
+    "run_path",
+    "log_dir",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "local_addr",
+    "logs_specs",
+    "numa_binding",
+    "shutdown_timeout",
+    "virtual_local_rank",
+    "training_script",
 )
 """Options whose values are of the same type in both."""
 
