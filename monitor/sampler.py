@@ -60,6 +60,10 @@ _GONE_POLL_S = 0.00005
 _SYNCHRONOUS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP}
 
 
+_LEFT_TO_OTHERS = signal.valid_signals() - _SYNCHRONOUS - {STACKS_SIGNAL}
+"""Python handles signals on the main thread only, which one that comes to another would not wake. The signal
+for stacks is welcome all the same, if the main thread does not take it."""
+
 # Has the main thread call a C function between two bytecodes; not zero if the queue of 32 places is full.
 _add_pending_call = ctypes.pythonapi.Py_AddPendingCall
 
@@ -149,12 +153,17 @@ class Sampler:
     def _resume(self) -> None:
         if self._is_wanted and self._run is None:
             self._run = run = _Run()
+            # The thread must have the signals blocked from its first moment on: one that came to it would run
+            # no handler until the main thread wakes by itself.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_OTHERS)
             try:
                 start_new_thread(self._sample, (run,))
             except RuntimeError:  # No thread is left to be had, or the interpreter ends: then without.
                 self._is_wanted = False
                 self._run = None
                 self._page.mark_sampler(0)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _park(self) -> None:
         run, self._run = self._run, None
@@ -169,7 +178,6 @@ class Sampler:
 
     def _sample(self, run: _Run) -> None:
         try:
-            _leave_signals_to_others()
             run.tid = get_native_id()
             ctypes.CDLL(None).prctl(_PR_SET_NAME, THREAD_NAME.encode(), 0, 0, 0)
             self._page.mark_sampler(run.tid)
@@ -182,14 +190,6 @@ class Sampler:
                     return
         finally:
             run.ended.release()
-
-
-def _leave_signals_to_others() -> None:
-    """Python handles signals on the main thread only, which one that comes here would not wake.
-
-    The signal for stacks is welcome all the same, if the main thread does not take it.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _SYNCHRONOUS - {STACKS_SIGNAL})
 
 
 def _wait_until_gone(tid: int) -> None:

@@ -8,6 +8,8 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 from ftrun.monitor import events
 from tests.support.run import Run, start
 
@@ -42,6 +44,7 @@ def begin(run: Run, phase: str) -> None:
     assert run.events(events.HangDetected) == [], run.stderr
 
 
+@pytest.mark.slow
 def test_long_pauses_of_a_healthy_job_are_no_hangs(tmp_path: Path) -> None:
     """Slow first step, evaluation, checkpoint, data stall, helper threads, compilers, stopped processes.
 

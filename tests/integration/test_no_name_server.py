@@ -44,6 +44,7 @@ def has_namespaces() -> bool:
     return subprocess.run(["unshare", "-n", "-m", "true"], capture_output=True, timeout=10).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_namespaces(), reason="needs root: network and mount namespaces")
 def test_recovery_does_not_wait_for_a_silent_name_server(tmp_path: Path) -> None:
     """torch asks for the name of each store's address; the standbys have asked before they are needed."""

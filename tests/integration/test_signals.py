@@ -23,7 +23,8 @@ def save(signum, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 say("ready")
-time.sleep(60)
+while True:  # one long sleep could begin just after a signal was noted, and Python would sleep on
+    time.sleep(0.05)
 """
 FAIL_WHEN_RANK_0_IS_READY = """
 (directory / f"ready{rank}").touch()

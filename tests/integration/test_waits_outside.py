@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ftrun.monitor import events
 from tests.support.run import WORKER, finish, start
 
@@ -80,6 +82,7 @@ if restart_count == 0:
 """
 
 
+@pytest.mark.slow
 def test_wait_for_a_child_is_no_hang_and_one_beside_data_loaders_is(tmp_path: Path) -> None:
     """A child that sleeps for twice the limit; later the other rank leaves the collective out."""
     script = TRAINING + CHILD_THEN_HANG
@@ -91,6 +94,7 @@ def test_wait_for_a_child_is_no_hang_and_one_beside_data_loaders_is(tmp_path: Pa
     assert hang.limit_s < 6.0
 
 
+@pytest.mark.slow
 def test_evaluation_without_steps_is_no_hang_of_an_unedited_script(tmp_path: Path) -> None:
     """With a heartbeat limit that is shorter than it; the hang that follows is found by that limit."""
     limits = ("--ft-initial-rank-heartbeat-timeout", "60", "--ft-rank-heartbeat-timeout", "2")
