@@ -28,7 +28,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy -p ftrun.launcher -p ftrun.monitor -p ftrun.healthchecks
 
 bench: $(VENV)/installed
-	$(BIN)/python benchmarks/recovery.py --launchers torchrun,ft_launcher,ftrun --faults 5
+	$(BIN)/python benchmarks/recovery.py --launchers torchrun,ft_launcher,ftrun --faults 2 --rounds 3
 
 clean:
 	rm -rf $(VENV) build *.egg-info
