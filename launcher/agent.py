@@ -32,6 +32,7 @@ from ftrun.monitor.diagnosis import diagnose
 from ftrun.monitor.heartbeats import RankHeartbeats
 from ftrun.monitor.incident import Incident
 from ftrun.monitor.log import sentence
+from ftrun.monitor.signal_names import signal_name
 from ftrun.monitor.wire import ControlRequest, WorkloadAction
 
 _SCOUT_EVERY_S = 10.0
@@ -261,7 +262,7 @@ class Agent:
                 worker.local_rank,
                 worker.pid,
                 exit_code,
-                process.signal_name(exit_code),
+                signal_name(exit_code),
                 worker.is_stopped_by_agent,
                 worker.page.read().steps,
             )

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import psutil
 
 from ftrun.launcher import guard
-from ftrun.monitor.signal_names import signal_name as signal_name
 
 _PR_SET_CHILD_SUBREAPER = 36
 

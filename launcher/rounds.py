@@ -275,7 +275,7 @@ class Rounds:
                 self._exit_of(worker, statuses[worker.local_rank], pages[worker.local_rank].steps, seen_at)
                 for worker in workers
             ),
-            has_progressed=any(page.first_progress_at is not None for page in pages.values()),
+            has_progressed=any(page.has_progressed for page in pages.values()),
             oom_kills=oom_kills,
             hang=hang,
             memory_limit_bytes=self._oom.limit_bytes(),

@@ -143,11 +143,6 @@ class Page:
         value: float = field.unpack_from(self._memory, offset)[0]
         return value
 
-    def reset(self) -> None:
-        """Forgets all progress; not while a worker has the page open, since it keeps its own counts."""
-        self._memory[len(layout.HEADER) :] = bytes(layout.PAGE_BYTES - len(layout.HEADER))
-        self._last_sections = _NO_SECTIONS
-
     def close(self) -> None:
         """Gives memory and descriptor back; the page must not be used again."""
         self._memory.close()

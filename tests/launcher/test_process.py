@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ftrun.launcher import process
+from ftrun.monitor.signal_names import signal_name
 
 DEADLINE_S = 15.0
 
@@ -246,13 +247,13 @@ def test_nothing_catches_a_signal_that_is_not_there_any_more() -> None:
 )
 def test_signals_have_names(exit_code: int, name: str | None) -> None:
     """Ordinary exit codes name no signal."""
-    assert process.signal_name(exit_code) == name
+    assert signal_name(exit_code) == name
 
 
 @pytest.mark.parametrize("number", [35, 40, 63, 33])
 def test_signals_without_a_constant_are_named_by_number(number: int) -> None:
     """Real-time signals between the first and the last have no name in Python; that is no error."""
-    assert str(number) in (process.signal_name(-number) or "")
+    assert str(number) in (signal_name(-number) or "")
 
 
 def test_group_signal_reaches_grandchildren() -> None:

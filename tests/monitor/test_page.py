@@ -102,15 +102,6 @@ def test_a_half_written_path_is_not_read(page: Page) -> None:
     assert (seen.checkpoints, seen.checkpoint_step, seen.checkpoint_path) == (1, None, None)
 
 
-def test_reset_forgets_everything_but_stays_a_page(page: Page) -> None:
-    """It can be opened again."""
-    PageWriter.open(page.path).beat(3)
-    page.reset()
-    assert page.read() == PageSnapshot()
-    PageWriter.open(page.path).beat(4)
-    assert page.read().reported_step == 4
-
-
 def test_a_detached_writer_is_seen_by_nobody(page: Page) -> None:
     """What a forked child does from then on stays its own."""
     writer = PageWriter.open(page.path)
