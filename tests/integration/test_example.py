@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from ftrun.launcher.checkpoint import find_newest_whole
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fsdp.py"
@@ -80,6 +82,7 @@ def test_plain_torchrun_starts_at_zero_and_resumes_when_told(tmp_path: Path) -> 
     assert read_steps(resumed) == [4, 5]
 
 
+@pytest.mark.slow
 def test_killed_rank_and_resume_end_with_the_same_weights(tmp_path: Path) -> None:
     """A run that lost a rank to SIGKILL and resumed equals the run without fault, bit by bit."""
     checkpoints, hashes = tmp_path / "checkpoints", (tmp_path / "resumed", tmp_path / "reference")

@@ -113,6 +113,7 @@ def test_hangs_of_an_unedited_script(tmp_path: Path) -> None:
     check_training(run, list(DEEDS))
 
 
+@pytest.mark.slow
 def test_deadlock_of_a_script_with_a_client(tmp_path: Path) -> None:
     """A rank leaves out a collective; the client of nvidia-resiliency-ext has a limit of 3 s for heartbeats.
 

@@ -106,6 +106,7 @@ def test_evaluation_without_steps_is_no_hang_of_an_unedited_script(tmp_path: Pat
     assert (hang.rule, hang.culprit_ranks) == ("steady", (1,))
 
 
+@pytest.mark.slow
 def test_checkpoint_of_a_signal_handler_is_written_to_its_end(tmp_path: Path) -> None:
     """By torch's own checkpointing, on a disk that takes three seconds; the grace is longer."""
     options = (*TWO, "--ft-set", "stop.grace_after_failure=30", "--max-restarts", "1")
