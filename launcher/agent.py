@@ -323,10 +323,11 @@ class Agent:
         assert failed_plan is not None
         last_step = recovery.last_step(failed_plan, self._rounds.pages())
         incident = diagnose([self._rounds.close(self.state.stop_began_at, self._hangs.verdict)])
-        decision = self._decide(incident, self._history)
         if (ending := self.state.ending) is not None:
-            reason = f"{decision.reason.partition(': ')[2] or decision.reason}; {ending.reason}"
+            reason = f"{incident.reasons[0]}; {ending.reason}"
             decision = Decision(Action.STOP, reason, exit_code=ending.exit_code)
+        else:
+            decision = self._decide(incident, self._history)
         is_restart = decision.action is Action.RESTART
         self._record(_diagnosed(incident))
         self._record(

@@ -18,7 +18,7 @@ from ftrun.launcher.checkpoint import find_newest_whole
 from ftrun.launcher.checkpoint_choice import CheckpointChoice, SkippedCheckpoint
 from ftrun.launcher.config import LaunchOptions
 from ftrun.launcher.evidence import OomCounter, read_error_file
-from ftrun.launcher.logs import RunLogs
+from ftrun.launcher.logs import RoundLogs, RunLogs
 from ftrun.launcher.model import Plan
 from ftrun.launcher.output import OutputPump
 from ftrun.launcher.ports import listen
@@ -185,20 +185,28 @@ class Rounds:
             variables[local_rank] |= self._watchdog.environment(local_rank)
         self._watchdog.begin_round()
         logs = self._logs.for_round(plan.round_number, variables)
-        streams = {}
+        streams = self._open_streams(logs)
         for local_rank, target in logs.by_local_rank.items():
             variables[local_rank] |= target.environment
-            streams[local_rank] = Streams(
-                self._pump.open(target.stdout),
-                self._pump.open(target.stderr),
-                str(target.error_file),
-                str(target.error_file.with_name("stacks.txt")),
-            )
         for worker in self._group.start(plan, streams, variables):
             if worker.local_rank in setting.cpus:
                 reason = numa.apply(worker.pid, setting.cpus[worker.local_rank])
                 if reason:
                     self._record(events.NumaDegraded(reason))
+
+    def _open_streams(self, logs: RoundLogs) -> dict[int, Streams]:
+        """Descriptors for each rank's output; all or none are open when this returns."""
+        streams = {}
+        with contextlib.ExitStack() as opened:
+            for local_rank, target in logs.by_local_rank.items():
+                stdout = self._pump.open(target.stdout)
+                opened.callback(os.close, stdout)
+                stderr = self._pump.open(target.stderr)
+                opened.callback(os.close, stderr)
+                stacks_file = str(target.error_file.with_name("stacks.txt"))
+                streams[local_rank] = Streams(stdout, stderr, str(target.error_file), stacks_file)
+            opened.pop_all()
+        return streams
 
     def _announce(self, plan: Plan) -> None:
         self._record(
