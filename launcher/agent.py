@@ -32,6 +32,7 @@ from ftrun.monitor.diagnosis import diagnose
 from ftrun.monitor.heartbeats import RankHeartbeats
 from ftrun.monitor.incident import Incident
 from ftrun.monitor.log import sentence
+from ftrun.monitor.process_tree import children
 from ftrun.monitor.signal_names import signal_name
 from ftrun.monitor.wire import ControlRequest, WorkloadAction
 
@@ -353,7 +354,7 @@ class Agent:
         self._pool.close()
         self._rounds.kill(set())
         self._rounds.discard()
-        for pid in set(process.children(os.getpid())) - self._rounds.abandoned_pids:
+        for pid in set(children(os.getpid())) - self._rounds.abandoned_pids:
             process.kill_descendant(pid, signal.SIGKILL, os.getpid())
 
 

@@ -86,7 +86,7 @@ class Hangs:
         if not self._grace.is_due(now):
             return
         running = {worker.rank: worker for worker in self._rounds.workers if worker.exit_code is None}
-        signs = self._watchdog.read_signs(now, is_full=True)
+        signs = self._watchdog.read_signs(now)
         still = self._grace.look({rank: signs[rank] for rank in running}, now)
         stacks = self._rounds.stacks_of([running[rank] for rank in still]) if still else {}
         for rank in self._grace.hopeless(still, stacks):

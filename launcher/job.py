@@ -51,6 +51,7 @@ from ftrun.monitor import events
 from ftrun.monitor.heartbeats import Timeouts
 from ftrun.monitor.journal import Journal
 from ftrun.monitor.log import LogFormat, configure, level_from
+from ftrun.monitor.process_tree import children
 from ftrun.monitor.run_directories import RunDirectory, make_run_directory
 from ftrun.monitor.server import HeartbeatServers
 from ftrun.monitor.sockets import SocketPathError, make_runtime_directory
@@ -83,6 +84,7 @@ class Job:
         run_directory = _run_dir(config, self._run_id)
         self._run_dir = run_directory.path
         self._started_at = time.monotonic()
+        self._oom = OomCounter()
         self._inbox: SignalInbox | None = None
         self._mailbox: Mailbox[Note] = Mailbox()
         stack.callback(self._mailbox.close)
@@ -95,7 +97,7 @@ class Job:
     def run(self, inbox: SignalInbox, first: Sequence[Standby]) -> int:
         """Build the agent and let it run; returns the exit code."""
         self._inbox = inbox
-        self._foreign_pids = frozenset(process.children(os.getpid())) - {one.pid for one in first}
+        self._foreign_pids = frozenset(children(os.getpid())) - {one.pid for one in first}
         logs = RunLogs(self._log_options(), self._run_dir / "logs", self._run_id, self._warn)
         watcher: Watcher[object] = Watcher()
         self._stack.callback(watcher.close)
@@ -166,13 +168,19 @@ class Job:
             self._start.spawn,
             watcher,
             self._record,
-            _available_memory,
+            self._available_memory,
             self._config.ftrun.standby.min_free_memory,
             self._start.may_learn,
             self._start.advice.reason if self._start.advice.is_cold else "",
         )
         pool.modules = self._start.modules
         return pool
+
+    def _available_memory(self) -> int:
+        """Bytes that a new process may use: of the machine, and of the container if that is tighter."""
+        machine = int(psutil.virtual_memory().available)
+        headroom = self._oom.headroom_bytes()
+        return machine if headroom is None else min(machine, headroom)
 
     def _make_rounds(self, pool: StandbyPool, logs: RunLogs, watchdog: Watchdog) -> Rounds:
         options = self._config.launch
@@ -190,7 +198,7 @@ class Job:
         )
         group = WorkerGroup(self._start.entry, pool.take, pool.discard)
         store = StoreHost(self._warn_store)
-        return Rounds(setting, group, logs, self._pump, store, OomCounter(), watchdog, self._record)
+        return Rounds(setting, group, logs, self._pump, store, self._oom, watchdog, self._record)
 
     def _make_socket_directory(self) -> Path | None:
         try:
@@ -372,10 +380,3 @@ def _copy_error_file(error_file: str, own_error_file: str | None) -> None:
     if error_file and own_error_file:
         with contextlib.suppress(OSError):
             shutil.copyfile(error_file, own_error_file)
-
-
-def _available_memory() -> int:
-    """Bytes that a new process may use: of the machine, and of the container if that is tighter."""
-    machine = int(psutil.virtual_memory().available)
-    headroom = OomCounter().headroom_bytes()
-    return machine if headroom is None else min(machine, headroom)

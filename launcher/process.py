@@ -1,7 +1,7 @@
 """Processes of a node: spawn, watch, signal, reap, and find whatever a round left behind.
 
 The only owner of process creation. Decides nothing: who is stopped, and when, is told by the caller.
-Linux only: pidfds, PR_SET_CHILD_SUBREAPER (prctl(2)), /proc/<pid>/task/<tid>/children (proc(5)).
+Linux only: pidfds, PR_SET_CHILD_SUBREAPER (prctl(2)).
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import psutil
-
 from ftrun.launcher import guard
+from ftrun.monitor.process_tree import children
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -117,25 +116,6 @@ def become_subreaper() -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(number)}")
-
-
-def children(pid: int) -> list[int]:
-    """Pids of the direct children of `pid`, zombies included."""
-    found: list[int] = []
-    try:
-        tasks = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return found
-    for tid in tasks:
-        try:
-            with open(f"/proc/{pid}/task/{tid}/children") as file:
-                found.extend(map(int, file.read().split()))
-        except FileNotFoundError:
-            if os.path.exists(f"/proc/{pid}/task/{tid}"):
-                return [child.pid for child in psutil.Process(pid).children()]  # no CONFIG_PROC_CHILDREN
-        except ProcessLookupError:
-            continue
-    return found
 
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:

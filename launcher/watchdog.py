@@ -64,7 +64,7 @@ class Watchdog:
     def look(self, now: float) -> Verdict | None:
         """Look at every rank; the verdict if one of them, or the job, is hung."""
         heartbeats = self._heartbeats()
-        before, self.signs = self.signs, self.read_signs(now)
+        before, self.signs = self.signs, self._read(heartbeats, now, is_full=False)
         for rank, signs in self.signs.items():
             self._longest = note(self._longest, before.get(rank), signs)
         self._stall = stall.observe(self._stall, self.signs, now, LOOK_EVERY_S)
@@ -73,12 +73,14 @@ class Watchdog:
         self.next_look_at = None if verdict else self._next_look(heartbeats, now)
         return verdict
 
-    def read_signs(self, now: float, is_full: bool = False) -> dict[int, Signs]:
-        """The signs of each rank now, by rank; `is_full` reads /proc also of ranks that move."""
-        counts = {rank: state.heartbeat_count for rank, state in self._states().items()}
+    def read_signs(self, now: float) -> dict[int, Signs]:
+        """The signs of each rank now, by rank, with /proc read also of ranks that move."""
+        return self._read(self._heartbeats(), now, is_full=True)
+
+    def _read(self, heartbeats: Mapping[int, RankHeartbeats], now: float, is_full: bool) -> dict[int, Signs]:
         return {
             worker.rank: self._readers[worker.rank].read(
-                worker.page.read(), now, counts.get(worker.rank, 0), is_full
+                worker.page.read(), now, heartbeats[worker.rank].heartbeat_count, is_full
             )
             for worker in self._workers
         }

@@ -11,9 +11,8 @@ import contextlib
 import os
 from dataclasses import dataclass, replace
 
-import psutil
-
 from ftrun.monitor.page import PageSnapshot
+from ftrun.monitor.process_tree import children, threads
 from ftrun.monitor.rank_signs import Signs
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -30,8 +29,6 @@ _CHILD_WAITS = ("do_wait", "pipe_read", "anon_pipe_read", "pipe_wait")
 _POLL_WAIT = "poll_schedule_timeout"
 """In which one sleeps that waits for several pipes of a child, but also for the store or a data loader."""
 
-_HAS_CHILDREN_FILES = os.path.exists("/proc/thread-self/children")
-"""The kernel was built with CONFIG_PROC_CHILDREN."""
 _IO_FIELDS = (b"rchar:", b"wchar:", b"read_bytes:", b"write_bytes:")
 
 
@@ -76,7 +73,7 @@ class TreeReader:
         root = _stat(f"/proc/{self._pid}/stat")
         if root is None or root.state in "ZX":
             return TreeReading()
-        tids = _threads(self._pid)
+        tids = threads(self._pid)
         main, is_in_disk_wait = self._read_threads(tids)
         reading = TreeReading(
             is_alive=True,
@@ -93,7 +90,7 @@ class TreeReader:
             reading = replace(reading, is_waiting_for_child=_is_waiting_for_child(self._pid, waiting))
         while waiting:
             pid = waiting.pop()
-            waiting.extend(_children(pid, _threads(pid)))
+            waiting.extend(_children(pid, threads(pid)))
             reading = _with_descendant(reading, pid)
         return reading
 
@@ -220,24 +217,10 @@ def _program(pid: int) -> str:
         return ""
 
 
-def _threads(pid: int) -> list[int]:
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []
-
-
 def _children(pid: int, tids: list[int]) -> list[int]:
-    found: list[int] = []
-    if not _HAS_CHILDREN_FILES:
-        with contextlib.suppress(psutil.Error):
-            found.extend(child.pid for child in psutil.Process(pid).children())
-        return found
-    for tid in tids:
-        # Longer than one read gives, where a thread has many children.
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{tid}/children", "rb") as file:
-            found.extend(map(int, file.read().split()))
-    return found
+    with contextlib.suppress(OSError):
+        return children(pid, tids)
+    return []
 
 
 def _stat(path: str) -> _Stat | None:

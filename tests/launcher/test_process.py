@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ftrun.launcher import process
+from ftrun.monitor.process_tree import children
 from ftrun.monitor.signal_names import signal_name
 
 DEADLINE_S = 15.0
@@ -160,7 +161,7 @@ def test_descendants_are_found_below_children() -> None:
     with running(GRANDCHILD.format(setup="", parent="os.wait()")) as child:
         grandchild = int(child.line())
         assert set(process.descendants(os.getpid())) >= {child.process.pid, grandchild}
-        assert process.children(child.process.pid) == [grandchild]
+        assert children(child.process.pid) == [grandchild]
         found = process.descendants(os.getpid(), without={child.process.pid})
         assert not {child.process.pid, grandchild} & set(found)
 
@@ -170,7 +171,7 @@ def test_zombie_is_no_descendant() -> None:
     with running("os._exit(0)") as child:
         assert is_readable(child.process.pidfd)
         assert child.process.pid not in process.descendants(os.getpid())
-        assert child.process.pid in process.children(os.getpid())
+        assert child.process.pid in children(os.getpid())
 
 
 @pytest.mark.parametrize("setup", ["os.setsid()", "os.setsid(); os.fork() and os._exit(0)"])
@@ -179,6 +180,7 @@ def test_daemon_is_found_and_killed_after_its_parent_has_ended(setup: str) -> No
     program = f"""
 import os, signal, sys
 from ftrun.launcher import process
+from ftrun.monitor.process_tree import children
 process.become_subreaper()
 reading, writing = os.pipe()
 if os.fork() == 0:
@@ -189,7 +191,7 @@ if os.fork() == 0:
     os._exit(0)
 daemon = int(os.read(reading, 100))
 os.wait()
-while process.children(os.getpid()) != [daemon]:
+while children(os.getpid()) != [daemon]:
     process.reap_orphans({{daemon}})
 assert process.descendants(os.getpid()) == [daemon]
 process.kill_descendant(daemon, signal.SIGKILL, os.getpid())
