@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ftrun.healthchecks.nvml import NvmlError, read_gpus
+from ftrun.healthchecks.gpu_addresses import NvmlError, read_gpus
 from ftrun.launcher.numa_choice import Mode, NumaBinding, Topology, choose, gpus_of_ranks
 
 _SYSFS = Path("/sys")

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ftrun.healthchecks.nvml import GpuAddress
+    from ftrun.healthchecks.gpu_addresses import GpuAddress
 
 
 class Mode(Enum):

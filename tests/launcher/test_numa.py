@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrun.healthchecks.nvml import GpuAddress
+from ftrun.healthchecks.gpu_addresses import GpuAddress
 from ftrun.launcher.numa import apply, bind, choose_cpus, format_cpus, parse_cpus
 from ftrun.launcher.numa_choice import Mode, NumaBinding, Topology, choose, gpus_of_ranks
-from tests.support.fakenvml.build import build
+from tests.support.fakenvml.build import FakeNvml, build
 
 # Two sockets of two NUMA nodes each; a node has two cores of two threads (0 and 8, 1 and 9, ...), and each
 # core has a last-level cache of its own. GPUs: two on node 0, one on node 1, one on node 3.
@@ -226,13 +226,16 @@ def test_binding_goes_from_nvml_to_cpus(
     sysfs: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GPUs from NVML, the worker's one from CUDA_VISIBLE_DEVICES, its node and CPUs from sysfs."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(build(tmp_path_factory.mktemp("fakenvml"))))
-    monkeypatch.setenv("FAKE_NVML_GPUS", "GPU-a@00000000:D8:00.0,GPU-b@00000000:3B:00.0")
+    directory = build(tmp_path_factory.mktemp("fakenvml"))
+    fake = FakeNvml(directory, directory / "state")
+    for name, value in fake.environment.items():
+        monkeypatch.setenv(name, value)
+    fake.list_gpus(("GPU-a", "00000000:D8:00.0"), ("GPU-b", "00000000:3B:00.0"))
     binding = bind("node", 1, {"CUDA_VISIBLE_DEVICES": "GPU-b"}, sysfs)
     assert binding == NumaBinding({0: frozenset(os.sched_getaffinity(0))})
-    monkeypatch.setenv("FAKE_NVML_INIT", "9")
+    fake.set("call.nvmlInitWithFlags.ret", 9)
     assert bind("node", 1, {}, sysfs) == NumaBinding(
-        {}, "the GPUs of this node are not known: NVML: Driver Not Loaded"
+        {}, "the GPUs of this node are not known: nvmlInit: Driver Not Loaded"
     )
 
 
