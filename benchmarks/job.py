@@ -13,6 +13,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -42,8 +43,11 @@ class Launcher:
 
     name: str
     command: tuple[str, ...]
+    """The same on each node; PORT stands for a free one."""
     notices: re.Pattern[str]
     environment: tuple[tuple[str, str], ...] = ()
+    nodes: int = 1
+    """Launchers that are started side by side on this machine, each for its part of the ranks."""
 
 
 class JobLostError(Exception):
@@ -100,25 +104,30 @@ class Job:
         self.noticed_at: float | None = None
         """When the launcher first said that a worker had failed; set back by whoever makes one fail."""
         self._started_at = time.monotonic()
-        self._process: subprocess.Popen[bytes]
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._pipe: IO[bytes]
 
     def __enter__(self) -> Self:
         # torchrun leaves a directory in TMPDIR for each run; ftrun's journal goes to XDG_STATE_HOME.
         own = {_OUT_VARIABLE: self._out, "TMPDIR": self._out, "XDG_STATE_HOME": self._out}
         env = {**os.environ, **{name: str(path) for name, path in own.items()}, "OMP_NUM_THREADS": "1"}
-        command = [*self.launcher.command, *self._script]
+        port = str(find_free_port())
+        launcher = [part.replace("PORT", port) for part in self.launcher.command]
+        output, end = os.pipe()
         self._started_at = time.monotonic()
-        self._process = subprocess.Popen(
-            command,
-            env=env | dict(self.launcher.environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self._pipe = self._process.stdout
-        os.set_blocking(self._pipe.fileno(), False)
+        for _ in range(self.launcher.nodes):
+            self._processes.append(
+                subprocess.Popen(
+                    [*launcher, *self._script],
+                    env=env | dict(self.launcher.environment),
+                    stdout=end,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        os.close(end)
+        self._pipe = os.fdopen(output, "rb")
+        os.set_blocking(output, False)
         return self
 
     def __exit__(
@@ -172,9 +181,10 @@ class Job:
             self._read_output(output)
         for rank in self.ranks:
             rank.read_new()
-        if self._process.poll() is not None:
-            tail = self._output.decode(errors="replace").splitlines()[-5:]
-            raise JobLostError("\n    ".join([f"launcher ended with {self._process.returncode}", *tail]))
+        for process in self._processes:
+            if process.poll() is not None:
+                tail = self._output.decode(errors="replace").splitlines()[-5:]
+                raise JobLostError("\n    ".join([f"launcher ended with {process.returncode}", *tail]))
         return ready
 
     def _read_output(self, descriptor: int) -> None:
@@ -187,19 +197,19 @@ class Job:
             self.noticed_at = time.monotonic()
 
     def processes(self) -> list[psutil.Process]:
-        """The launcher and all that it has started, itself first."""
-        launcher = psutil.Process(self._process.pid)
+        """The launcher of the first node and all that it has started, itself first."""
+        launcher = psutil.Process(self._processes[0].pid)
         return [launcher, *launcher.children(recursive=True)]
 
     def pause(self) -> None:
         """Stops every process of the job, the launcher first, so that none is started meanwhile."""
-        os.kill(self._process.pid, signal.SIGSTOP)
+        os.kill(self._processes[0].pid, signal.SIGSTOP)
         self._signal_workers(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Lets a paused job go on, the launcher last."""
         self._signal_workers(signal.SIGCONT)
-        os.kill(self._process.pid, signal.SIGCONT)
+        os.kill(self._processes[0].pid, signal.SIGCONT)
 
     def _signal_workers(self, number: signal.Signals) -> None:
         for process in self.processes()[1:]:
@@ -207,18 +217,27 @@ class Job:
                 process.send_signal(number)
 
     def _stop(self) -> None:
-        """Asks the launcher to end, then kills whatever is left of the job."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        """Asks the launchers to end, then kills whatever is left of the job."""
+        if self._processes[0].poll() is None:
+            self._processes[0].terminate()
             self.resume()
+        for process in self._processes[1:]:
+            process.terminate()
         until = time.monotonic() + STOP_GRACE_S
-        while self._process.poll() is None and time.monotonic() < until:
+        while any(one.poll() is None for one in self._processes) and time.monotonic() < until:
             time.sleep(_POLL_S)
             self._pipe.read()
-        self._process.kill()
-        self._process.wait()
+        for process in self._processes:
+            process.kill()
+            process.wait()
         self._pipe.close()
         end_descendants(self._out)
+
+
+def find_free_port() -> int:
+    """A TCP port of the loopback that nobody had a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 @contextmanager
@@ -273,10 +292,16 @@ def known_launchers() -> dict[str, Launcher]:
     elastic = re.compile(r"closing signal SIG|failed \(exitcode|Worker group FAILED")
     fresh_store = (("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"),)
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
+    pair = ("--nnodes", "2", "--nproc-per-node", str(WORLD_SIZE // 2), "--max-restarts", "1000")
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:PORT", "--rdzv-id", "benchmark")
+    notice = re.compile(r"restart \d+ of \d+: ")
     launchers = (
         Launcher("torchrun", (str(binaries / "torchrun"), *workers), elastic, fresh_store),
         Launcher("torchrun-default", (str(binaries / "torchrun"), *workers), elastic),
         Launcher("ft_launcher", (str(binaries / "ft_launcher"), *workers, *rendezvous), elastic),
-        Launcher("ftrun", (str(binaries / "ftrun"), *workers), re.compile(r"restart \d+ of \d+: ")),
+        Launcher("ftrun", (str(binaries / "ftrun"), *workers), notice),
+        Launcher("torchrun-2", (str(binaries / "torchrun"), *pair, *meeting), elastic, fresh_store, 2),
+        Launcher("ft_launcher-2", (str(binaries / "ft_launcher"), *pair, *meeting), elastic, (), 2),
+        Launcher("ftrun-2", (str(binaries / "ftrun"), *pair, *meeting), notice, (), 2),
     )
     return {launcher.name: launcher for launcher in launchers}

@@ -4,7 +4,8 @@
 
 Same script, same kills, one launcher at a time in rotating order. torchrun runs with
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, because its restarts fail or hang without it; --torchrun-default shows
-how many do. Nothing that this starts is left when it ends.
+how many do. torchrun-2, ft_launcher-2 and ftrun-2 are the same job on two nodes of one rank each, two
+launchers side by side on this machine. Nothing that this starts is left when it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from job import WORLD_SIZE, JobLostError, Launcher, known_launchers, leaving_not
 from machine import describe_machine
 from recovery_job import Recovery, RecoveryJob
 
-REFERENCE = "ftrun"
+REFERENCES = ("ftrun", "ftrun-2")
 PARTS = ("detect", "stop", "start", "import", "group", "load", "step")
 
 
@@ -89,9 +90,9 @@ def print_report(facts: dict[str, str], measured: dict[str, Samples]) -> None:
     """
     print("\n" + "\n".join(f"{name}: {value}" for name, value in facts.items()))
     print(f"{WORLD_SIZE} ranks on one machine, gloo, no GPU; seconds; parts are medians\n")
-    reference = median(measured[REFERENCE].totals_s) if REFERENCE in measured else None
+    reference = next((median(measured[name].totals_s) for name in REFERENCES if name in measured), None)
     totals = ("kills", "lost", "retried", "median", "min", "max")
-    head = ("launcher", *totals, *PARTS, f"x {REFERENCE}", "command to first step")
+    head = ("launcher", *totals, *PARTS, "x ftrun", "command to first step")
     rows = [head, *(table_row(name, samples, reference) for name, samples in measured.items())]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for row in rows:

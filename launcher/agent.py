@@ -1,8 +1,8 @@
 """The agent: one loop that observes, lets the pure parts decide, and acts.
 
-    observe   child exits (pidfds), control sockets, signals, time
-    decide    `rendezvous.advance` (what phase follows), `diagnose` and `policy.decide` (what to do about it)
-    act       start, ask, kill, journal
+    observe   child exits (pidfds), control sockets, signals, the host agent's word, time
+    decide    `rendezvous.advance` (what phase follows); what is done about a failure, the host agent says
+    act       start, ask, kill, join, journal
 
 Single-threaded; nothing calls into it. Each turn re-reads the levels (who has ended, who is left), so a
 missed or doubled wake-up costs a turn and never correctness.
@@ -13,14 +13,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from ftrun.launcher import exit_codes, process, recovery, rendezvous
+from ftrun.launcher import exchange, exit_codes, node_state, process
+from ftrun.launcher.aftermath import Aftermath
 from ftrun.launcher.control import ControlError, Progress
 from ftrun.launcher.hangs import Hangs, Record
 from ftrun.launcher.mailbox import Mailbox
-from ftrun.launcher.model import Action, Decision, PastIncident
-from ftrun.launcher.recovery import Recovery
-from ftrun.launcher.rendezvous import Cause, Phase, State, advance
+from ftrun.launcher.membership import Membership
+from ftrun.launcher.messages import StopKind
+from ftrun.launcher.node_state import Cause, Graces, Phase, State
+from ftrun.launcher.reach import Unreachable
+from ftrun.launcher.rendezvous import advance
 from ftrun.launcher.rounds import Rounds
 from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.standby import Standby
@@ -28,7 +32,6 @@ from ftrun.launcher.standby_pool import StandbyPool
 from ftrun.launcher.watcher import Watcher
 from ftrun.launcher.workers import Worker
 from ftrun.monitor import events
-from ftrun.monitor.diagnosis import diagnose
 from ftrun.monitor.heartbeats import RankHeartbeats
 from ftrun.monitor.incident import Incident
 from ftrun.monitor.log import sentence
@@ -45,25 +48,25 @@ _REQUESTED_CODES = {
     WorkloadAction.SHUTDOWN_WORKLOAD: exit_codes.FUTILE,
     WorkloadAction.EXCLUDE_THIS_NODE: exit_codes.NODE_UNHEALTHY,
 }
-"""What a worker's request means for the job on this node; the others change nothing."""
+"""What a worker's request means for the job, or for this node; the others change nothing."""
 
-Note = ControlRequest | tuple[int, RankHeartbeats] | events.Event
-"""What helper threads tell the agent: a worker's request, a local rank's new state, or what to journal."""
+Note: TypeAlias = "ControlRequest | tuple[int, RankHeartbeats] | events.Event | Unreachable | exchange.Note"
+"""What helper threads tell the agent: a worker's request, a local rank's new state, what to journal, that the
+workers cannot find each other, and what comes from the other agents."""
 
 _MOVES_AFTER_S = 10.0
 """From the first rank's progress on: the others may be of a kind that shows none, such as an actor."""
 
 
 class Agent:
-    """Runs one job on one node to its end."""
+    """Runs one node's part of a job to its end."""
 
     def __init__(
         self,
         state: State,
-        graces: rendezvous.Graces,
-        decide: Callable[[Incident, Sequence[PastIncident]], Decision],
-        max_restarts: int,
+        graces: Graces,
         termination_signal: int,
+        membership: Membership,
         rounds: Rounds,
         hangs: Hangs,
         mailbox: Mailbox[Note],
@@ -75,9 +78,8 @@ class Agent:
     ) -> None:
         self.state = state
         self._graces = graces
-        self._decide = decide
-        self._max_restarts = max_restarts
         self._termination_signal = termination_signal
+        self._membership = membership
         self._rounds = rounds
         self._hangs = hangs
         self._mailbox = mailbox
@@ -86,44 +88,51 @@ class Agent:
         self._watcher = watcher
         self._record = record
         self._clock = clock
-        self._history: tuple[PastIncident, ...] = ()
-        self._recovery: Recovery | None = None
+        self._aftermath = Aftermath(rounds)
         self._progressed: set[int] = set()
         self._progressed_at = 0.0
         self._scout_at = 0.0
-        self.fatal_incident: Incident | None = None
-        """What ended the job, if it was a failure."""
+        self._is_hurried = False
         self.turned_at = clock()
         """CLOCK_MONOTONIC of the last turn of the loop, seconds; for the liveness endpoint."""
 
     @property
     def restart_count(self) -> int:
         """Restarts of the job so far."""
-        return len(self._history)
+        return self._membership.memory.restart_count
+
+    @property
+    def fatal_incident(self) -> Incident | None:
+        """What ended the job, if it was a failure."""
+        verdict = self._membership.verdict
+        return verdict.judgement.incident if verdict is not None and verdict.judgement is not None else None
 
     def run(self) -> None:
         """Loop until the job has ended; `state` then holds the exit code and the reason."""
         self._watcher.add(self._inbox.fileno(), self._inbox)
         self._watcher.add(self._mailbox.fileno(), self._mailbox)
-        self._read_levels()
-        while self.state.phase is not Phase.ENDED:
+        self._membership.connect()
+        while self.state.phase is not Phase.ENDED or self._is_awaited():
             for source in self._watcher.wait(self._wait_s()):
                 self._take(source)
             self._read_levels()
         self._rounds.discard()
 
+    def _is_awaited(self) -> bool:
+        """Other agents have yet to read the verdict from the store that ends with this one."""
+        return self._membership.is_closing and not self._is_hurried
+
     def _wait_s(self) -> float:
-        deadlines = (self.state.deadline, *self._hangs.wanted_at)
+        deadlines = (self.state.deadline, *self._hangs.wanted_at, *self._membership.wanted_at)
         now = self._clock()
-        return min(_LONGEST_WAIT_S, *(at - now for at in deadlines if at is not None))
+        return min([_LONGEST_WAIT_S, *(at - now for at in deadlines if at is not None)])
 
     def _take(self, source: object) -> None:
         if source is self._inbox:
             for number in self._inbox.read():
                 self._take_signal(number)
         elif source is self._mailbox:
-            for note in self._mailbox.take():
-                self._take_note(note)
+            self._take_notes(self._mailbox.take())
         elif isinstance(source, Standby):
             worker = next((one for one in self._rounds.workers if one.standby is source), None)
             if worker is None:
@@ -133,16 +142,46 @@ class Agent:
             if source.has_hung_up:  # it would be readable for ever
                 self._watcher.remove(source.control.fileno())
 
-    def _take_note(self, note: Note) -> None:
-        """What a helper thread has left for the agent."""
-        if isinstance(note, ControlRequest):
-            self._take_request(note)
-            return
-        if isinstance(note, events.Event):
-            self._record(note)
-            return
-        local_rank, heartbeats = note
-        self._hangs.take(local_rank, heartbeats, self.state.round_number)
+    def _take_notes(self, notes: Sequence[Note]) -> None:
+        """What helper threads have left for the agent."""
+        from_others: list[exchange.Note] = []
+        for note in notes:
+            if isinstance(note, ControlRequest):
+                self._take_request(note)
+            elif isinstance(note, events.Event):
+                self._record(note)
+            elif isinstance(note, tuple):
+                self._hangs.take(note[0], note[1], self.state.round_number)
+            elif isinstance(note, Unreachable):
+                self._take_unreachable(note)
+            else:
+                from_others.append(note)
+        for event in self._membership.take(from_others, self.state.connect_by):
+            if self.state.phase is not Phase.ENDED:
+                self._hear(event)
+
+    def _take_unreachable(self, note: Unreachable) -> None:
+        """Ranks that have made progress do without the store."""
+        is_about_this = self.state.phase is Phase.RUNNING and note.round_number == self.state.round_number
+        if is_about_this and not self._progressed:
+            self._advance(node_state.Unreached(note.reason))
+
+    def _hear(self, event: node_state.Event) -> None:
+        """The host agent's word, and another node's."""
+        if isinstance(event, node_state.Ordered) and self._is_stopped_by(event):
+            order = event.order
+            if not self._membership.is_alone:
+                name, number = order.kind.value, self.state.round_number
+                self._record(events.RoundStopOrdered(number, name, order.node, order.reason))
+            if order.kind is StopKind.STALL:
+                self._advance(
+                    self._hangs.rule_standstill(order.reason, self.state.round_number, self._clock())
+                )
+                return
+        self._advance(event)
+
+    def _is_stopped_by(self, event: node_state.Ordered) -> bool:
+        return self.state.phase is Phase.RUNNING and event.sequence == self.state.sequence - 1
 
     def _take_request(self, request: ControlRequest) -> None:
         """A worker wants something of the job; acted on at once."""
@@ -152,7 +191,8 @@ class Agent:
         self._record(what, durable=True)
         code = _REQUESTED_CODES.get(action)
         if code is not None and self.state.phase is not Phase.ENDED:
-            self._advance(rendezvous.StopRequested(code, sentence(what)))
+            is_for_node = action is WorkloadAction.EXCLUDE_THIS_NODE
+            self._advance(node_state.StopRequested(code, sentence(what), is_for_node))
 
     def _take_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGCHLD:
@@ -162,8 +202,10 @@ class Agent:
             self._rounds.follow_window_size()
         elif number in self._inbox.passed_on:
             self._pass_on(number)
-        elif self.state.phase is not Phase.ENDED:
-            self._advance(rendezvous.Signalled(number))
+        elif self.state.phase is Phase.ENDED:
+            self._is_hurried = True
+        else:
+            self._advance(node_state.Signalled(number, number.name))
             deadline = self.state.deadline
             grace_s = 0.0 if deadline is None else max(0.0, deadline - self._clock())
             self._record(events.SignalReceived(number.name, grace_s, self.state.signal_count), durable=True)
@@ -204,12 +246,9 @@ class Agent:
             self._progressed_at = self._clock()
         self._progressed.add(worker.local_rank)
         self._pool.learn(message.modules)
-        plan = self._rounds.plan
-        if self._recovery is not None and plan is not None:
-            account = self._recovery.completed(plan, self._rounds.pages())
-            if account is not None:
-                self._record(account, durable=True)
-                self._recovery = None
+        account = self._aftermath.recovered()
+        if account is not None:
+            self._record(account, durable=True)
 
     def _read_levels(self) -> None:
         """What holds now, whatever woke the loop."""
@@ -223,14 +262,19 @@ class Agent:
                     self.state.round_number, _cause_name(self.state), self._clock() - self.state.stop_began_at
                 )
             )
-            self._advance(rendezvous.AllGone())
+            self._advance(node_state.AllGone())
         if (hung := self._hangs.look(self.state, now)) is not None:
             self._advance(hung)
         self._hangs.shorten_grace(self.state, now)
         if self.state.phase is not Phase.ENDED:
-            self._advance(rendezvous.Woke())
+            self._advance(node_state.Woke())
+        self._membership.turn(now)
+        if self.state.phase is Phase.RUNNING:
+            self._membership.tell_standstill(self._hangs.standstill, self.state.round_number)
+            if self._rounds.has_saved():
+                self._membership.tell_saved(self.state.round_number)
         self._pool.sweep()
-        if self._is_moving(now) and self.restart_count < self._max_restarts:
+        if self._is_moving(now) and self._membership.has_restarts:
             self._pool.refill()
             self._scout(now)
 
@@ -255,7 +299,7 @@ class Agent:
         self._read_worker(worker)
         self._pool.forget(worker.standby)
         if self.state.phase is Phase.RUNNING or self.state.phase is Phase.STOPPING:
-            self._advance(rendezvous.RankExited(worker.local_rank, exit_code))
+            self._advance(node_state.RankExited(worker.local_rank, worker.rank, exit_code))
         self._record(
             events.WorkerExited(
                 self.state.round_number,
@@ -269,37 +313,46 @@ class Agent:
             )
         )
 
-    def _advance(self, event: rendezvous.Event) -> None:
+    def _advance(self, event: node_state.Event) -> None:
         self.state, actions = advance(self.state, event, self._clock(), self._graces)
         for action in actions:
             match action:
-                case rendezvous.StartRound():
+                case node_state.StartRound():
                     self._start_round()
-                case rendezvous.EndHung(local_ranks):
+                case node_state.TellStop(kind, reason, exit_code):
+                    self._membership.tell_stop(self.state, kind, reason, exit_code)
+                case node_state.EndHung(local_ranks):
                     for local_rank in local_ranks:
                         self._rounds.end(local_rank, self._termination_signal)
-                case rendezvous.Ask(signum):
+                case node_state.Ask(signum):
                     self._hangs.rest()
                     self._note_swept(self._rounds.ask(signum, self._pool.pids), "detached; asked to end")
-                case rendezvous.Kill():
+                case node_state.Kill():
                     self._note_swept(
                         self._rounds.kill(self._pool.pids), "still there after the grace; SIGKILL"
                     )
-                case rendezvous.Discard():
-                    self._rounds.discard()
-                case rendezvous.Judge():
-                    self._judge()
-                case rendezvous.GiveUp():
+                case node_state.JoinNext():
+                    evidence = self._aftermath.close_round(self.state, self._hangs.verdict, self._clock())
+                    self._membership.join(self.state, evidence)
+                case node_state.Reconnect():
+                    self._membership.connect()
+                case node_state.Depart():
+                    self._depart()
+                case node_state.GiveUp():
                     self._name_unkillable()
 
     def _start_round(self) -> None:
+        plan = self._membership.plan
+        assert plan is not None
         self._progressed = set()
         self._hangs.forget()
+        self._membership.begin_round()
+        self._aftermath.begin_round(plan, self._membership.judgement)
         try:
-            self._rounds.open(self.state.round_number, self.restart_count)
+            self._rounds.open(plan, self._membership.run_id)
         except OSError as error:
             self._record(events.RoundFailed(self.state.round_number, str(error)))
-            self._advance(rendezvous.StartFailed(str(error)))
+            self._advance(node_state.StartFailed(str(error)))
         else:
             self._hangs.watch_round(self._clock())
 
@@ -317,40 +370,20 @@ class Agent:
                 durable=True,
             )
 
-    def _judge(self) -> None:
-        """Gather, diagnose, decide; the decision is on disk before it is acted on."""
-        gone_at = self._clock()
-        failed_plan = self._rounds.plan
-        assert failed_plan is not None
-        last_step = recovery.last_step(failed_plan, self._rounds.pages())
-        incident = diagnose([self._rounds.close(self.state.stop_began_at, self._hangs.verdict)])
-        if (ending := self.state.ending) is not None:
-            reason = f"{incident.reasons[0]}; {ending.reason}"
-            decision = Decision(Action.STOP, reason, exit_code=ending.exit_code)
-        else:
-            decision = self._decide(incident, self._history)
-        is_restart = decision.action is Action.RESTART
-        self._record(_diagnosed(incident))
-        self._record(
-            events.RestartDecided(
-                self.state.round_number,
-                decision.action.value,
-                decision.reason,
-                decision.delay_s,
-                self.restart_count + is_restart,
-                self._max_restarts,
-            ),
-            durable=True,
-        )
-        if is_restart:
-            self._history += (PastIncident(incident.kind, incident.fingerprint, incident.has_progressed),)
-            self._recovery = Recovery(incident, self.state.stop_began_at, gone_at, last_step)
-        else:
-            self.fatal_incident = incident
-        self._advance(rendezvous.Judged(decision))
+    def _depart(self) -> None:
+        """Say what failed here, if anything did, and go."""
+        ending = self.state.ending
+        assert ending is not None
+        is_over = all(worker.exit_code is not None for worker in self._rounds.workers)
+        if self.state.cause is Cause.FAILURE and is_over:
+            evidence = self._aftermath.close_round(self.state, self._hangs.verdict, self._clock())
+            if evidence is not None:
+                self._membership.judge_alone(evidence, ending.exit_code, ending.reason)
+        self._membership.leave(ending.reason, ending.is_excluded)
 
     def close(self) -> None:
         """Let nothing behind: standbys, workers of a round that did not end by itself, descriptors."""
+        self._membership.close()
         self._pool.close()
         self._rounds.kill(set())
         self._rounds.discard()
@@ -362,19 +395,3 @@ def _cause_name(state: State) -> str:
     if state.cause is Cause.SIGNAL and state.ending is not None:
         return signal.Signals(state.ending.signum).name
     return state.cause.value if state.cause is not None else ""
-
-
-def _diagnosed(incident: Incident) -> events.IncidentDiagnosed:
-    culprit = incident.culprit
-    return events.IncidentDiagnosed(
-        incident.round_number,
-        incident.kind.value,
-        culprit.rank,
-        culprit.local_rank,
-        culprit.pid,
-        culprit.exit_code,
-        incident.reasons,
-        incident.fingerprint,
-        incident.has_progressed,
-        tuple(one.rank for one in incident.collateral),
-    )

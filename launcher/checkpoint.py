@@ -1,4 +1,4 @@
-"""Finds the newest whole checkpoint on disk; knows torch DCP directories only.
+"""Finds the newest whole checkpoints on disk; knows torch DCP directories only.
 
 A checkpoint counts if its `.metadata` is there and every file that it names has the length that it needs.
 Torch is not imported and tensors are not read: this runs before the workers start and in every restart.
@@ -17,10 +17,12 @@ from ftrun.launcher.checkpoint_choice import (
     CheckpointChoice,
     MetadataError,
     SkippedCheckpoint,
+    WholeCheckpoints,
     order_newest_first,
     read_required_lengths,
     read_step,
 )
+from ftrun.launcher.messages import SeenCheckpoint
 
 METADATA_NAME = ".metadata"
 SHARD_SUFFIX = ".distcp"
@@ -29,17 +31,33 @@ SHARD_SUFFIX = ".distcp"
 def find_newest_whole(directory: Path, max_depth: int = 2) -> CheckpointChoice:
     """The newest whole checkpoint among `directory` itself and the directories up to `max_depth` below it.
 
-    The path of the choice is absolute. Never raises for what is on disk: whatever cannot be used is in
-    `skipped`, with a reason that names the file, what was found and what was expected. A directory that does
-    not exist gives an empty choice.
+    As `find_whole` finds it.
+    """
+    found = find_whole(directory, 1, max_depth)
+    newest = next(iter(found.seen), None)
+    if newest is None:
+        return CheckpointChoice(None, None, found.skipped)
+    return CheckpointChoice(Path(newest.path), newest.step, found.skipped)
+
+
+def find_whole(directory: Path, limit: int = 3, max_depth: int = 2) -> WholeCheckpoints:
+    """The newest `limit` whole checkpoints among `directory` itself and those up to `max_depth` below it.
+
+    Their paths are absolute. Never raises for what is on disk: whatever cannot be used is in `skipped`, with
+    a reason that names the file, what was found and what was expected. A directory that does not exist has
+    none.
     """
     candidates, skipped = _collect(directory.absolute(), max_depth)
+    seen: list[SeenCheckpoint] = []
     for candidate in order_newest_first(candidates):
+        if len(seen) == limit:
+            break
         reason = _find_defect(candidate.path)
         if reason is None:
-            return CheckpointChoice(candidate.path, candidate.step, tuple(skipped))
-        skipped.append(SkippedCheckpoint(candidate.path, reason))
-    return CheckpointChoice(None, None, tuple(skipped))
+            seen.append(SeenCheckpoint(str(candidate.path), candidate.step))
+        else:
+            skipped.append(SkippedCheckpoint(candidate.path, reason))
+    return WholeCheckpoints(tuple(seen), tuple(skipped))
 
 
 def _collect(directory: Path, max_depth: int) -> tuple[list[Candidate], list[SkippedCheckpoint]]:

@@ -1,6 +1,7 @@
 """What a torch DCP checkpoint must contain to be whole, and which of several is the newest.
 
 Pure: works on names, times and the bytes of a `.metadata` file. `ftrun.launcher.checkpoint` reads the disk.
+What the nodes of a job have in common is chosen here too.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from ftrun.launcher.messages import SeenCheckpoint
 
 _TRAILING_NUMBER = re.compile(r"([0-9]+)\Z")
 
@@ -81,6 +84,16 @@ class CheckpointChoice:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeCheckpoints:
+    """The newest whole checkpoints below a directory, and what was passed over on the way (per node)."""
+
+    seen: tuple[SeenCheckpoint, ...] = ()
+    """Newest first; with absolute paths."""
+    skipped: tuple[SkippedCheckpoint, ...] = ()
+    """Newest first; what is older than the last one in `seen` is not looked at if there are enough."""
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A directory that may hold a checkpoint (per directory)."""
 
@@ -107,6 +120,40 @@ def order_newest_first(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]
     if any(c.step is None for c in found if c.has_metadata):
         return tuple(sorted(found, key=lambda c: c.modified_ns, reverse=True))
     return tuple(sorted(found, key=lambda c: (c.step is None, c.step or 0, c.modified_ns), reverse=True))
+
+
+def choose_common(offers: Sequence[Sequence[SeenCheckpoint]]) -> SeenCheckpoint | None:
+    """The newest checkpoint that every node sees; None if there is none.
+
+    `offers` holds, for each node that has a checkpoint directory, what it sees, newest first. The order is
+    that of `order_newest_first`: by step if all have one, else as the nodes have it, who know the times.
+    Paths are compared as they are: a directory that has another name on another node is another one.
+    """
+    if not offers:
+        return None
+    common = set.intersection(*({one.path for one in seen} for seen in offers))
+    return _newest([[one for one in seen if one.path in common] for seen in offers])
+
+
+def find_blind(
+    offers: Mapping[str, Sequence[SeenCheckpoint]],
+) -> tuple[SeenCheckpoint | None, tuple[str, ...]]:
+    """The newest checkpoint that any node sees, and the nodes that do not see it; `offers` is by node."""
+    newest = _newest(list(offers.values()))
+    if newest is None:
+        return None, ()
+    blind = [node for node, seen in offers.items() if all(one.path != newest.path for one in seen)]
+    return newest, tuple(blind)
+
+
+def _newest(offers: Sequence[Sequence[SeenCheckpoint]]) -> SeenCheckpoint | None:
+    """The newest of all; where times decide, one that no node has seen a newer one than."""
+    every = [one for seen in offers for one in seen]
+    if all(one.step is not None for one in every):
+        return max(every, key=lambda one: one.step or 0, default=None)
+    heads = [seen[0] for seen in offers if seen]
+    older = {one.path for seen in offers for one in seen[1:]}
+    return next((head for head in heads if head.path not in older), heads[0])
 
 
 def read_required_lengths(metadata: bytes) -> dict[str, int]:

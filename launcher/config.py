@@ -168,6 +168,57 @@ class TimeoutsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WorldConfig:
+    """Which nodes take part in a round."""
+
+    min_size: int | None = setting(
+        None,
+        v.COUNT_OR_OFF,
+        "ranks",
+        "Fewest ranks that the job goes on with when it has lost nodes; null for what MIN nodes have.",
+    )
+    spares: int = setting(
+        0,
+        v.COUNT,
+        "nodes",
+        "Nodes that are kept out of the world, joined and ready to replace one that is lost.",
+    )
+    grow: str = setting(
+        "at_checkpoint",
+        v.choice_of("at_checkpoint", "immediately", "never"),
+        "at_checkpoint, immediately or never",
+        "When nodes that have come later get ranks: at_checkpoint waits until no step is lost by it.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RdzvConfig:
+    """How nodes stay in touch; the keys of torchrun's --rdzv-conf win over these."""
+
+    reconnect_timeout: float = setting(
+        300.0,
+        v.SECONDS,
+        "seconds",
+        "How long nodes look for the store again when its host is lost: a pod needs minutes to be replaced.",
+    )
+    keep_alive_interval: float = setting(
+        1.0, v.INTERVAL, "seconds", "How often each agent shows that it is there: one small request."
+    )
+    lost_after: float = setting(
+        5.0,
+        v.INTERVAL,
+        "seconds",
+        "A node not heard of for so long is lost; at least two intervals, since one beat may be late.",
+    )
+    same_arguments: bool = setting(
+        True,
+        v.SWITCH,
+        "true or false",
+        "Refuses an agent whose script or arguments differ, which mostly belongs to another job.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class FtrunConfig:
     """The `ftrun:` section."""
 
@@ -176,6 +227,8 @@ class FtrunConfig:
     standby: StandbyConfig = field(default_factory=StandbyConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
+    world: WorldConfig = field(default_factory=WorldConfig)
+    rdzv: RdzvConfig = field(default_factory=RdzvConfig)
     run_dir: str | None = setting(
         None, v.TEXT_OR_OFF, "path", "Journal and logs of the run; null for $XDG_STATE_HOME/ftrun/<run_id>."
     )
@@ -211,6 +264,10 @@ class Config:
     ignored: tuple[IgnoredOption, ...] = ()
     origins: Mapping[str, str] = field(default_factory=dict)
     """Dotted key (`launch.role`, `fault_tolerance.safety_factor`, `ftrun.stop.kill_timeout`) to origin."""
+
+    def is_given(self, name: str) -> bool:
+        """Whether somebody set this value, by its dotted key in `origins`, rather than left it out."""
+        return name in self.origins
 
     @property
     def grace_after_failure_s(self) -> float:
@@ -275,16 +332,31 @@ def build_sections(settings: Mapping[str, Setting]) -> tuple[FaultToleranceConfi
     return _fill("fault_tolerance", FaultToleranceConfig(), settings), _fill("ftrun", FtrunConfig(), settings)
 
 
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """Two values that do not fit, by dotted key."""
+
+    key: str
+    """Its value is too low."""
+    other: str
+    """Its value, `times` as much, is the least that the first may be."""
+    times: int = 1
+
+
 def find_contradictions(
     fault_tolerance: FaultToleranceConfig, ftrun: FtrunConfig
-) -> tuple[tuple[str, str], ...]:
-    """Pairs of dotted keys whose values do not fit: the first must not be below the second."""
+) -> tuple[Contradiction, ...]:
+    """What these sections hold that does not fit together."""
     initial_s = fault_tolerance.initial_rank_heartbeat_timeout
     steady_s = fault_tolerance.rank_heartbeat_timeout
     found = []
     if initial_s is not None and steady_s is not None and initial_s < steady_s:
         prefix = "fault_tolerance"
-        found.append((f"{prefix}.initial_rank_heartbeat_timeout", f"{prefix}.rank_heartbeat_timeout"))
+        found.append(
+            Contradiction(f"{prefix}.initial_rank_heartbeat_timeout", f"{prefix}.rank_heartbeat_timeout")
+        )
     if ftrun.restart.backoff_max < ftrun.restart.backoff_initial:
-        found.append(("ftrun.restart.backoff_max", "ftrun.restart.backoff_initial"))
+        found.append(Contradiction("ftrun.restart.backoff_max", "ftrun.restart.backoff_initial"))
+    if ftrun.rdzv.lost_after < 2 * ftrun.rdzv.keep_alive_interval:
+        found.append(Contradiction("ftrun.rdzv.lost_after", "ftrun.rdzv.keep_alive_interval", 2))
     return tuple(found)

@@ -23,7 +23,6 @@ from ftrun.monitor.records import Record
 
 _FLUSH_S = 30.0
 """Longest wait at the end of a run for torch to be imported and the last events to be delivered."""
-_GROUP_RANK, _GROUP_WORLD_SIZE = 0, 1
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +97,7 @@ class Translation:
         self._started_at: float | None = None
         self._joining_at: float | None = None
         self._world_size = 0
+        self._nodes: tuple[str, ...] = ()
         self._restart_count = 0
         self._failures: list[tuple[Record, events.WorkerExited]] = []
         """Of the round, until it is known which of them was the cause."""
@@ -127,6 +127,7 @@ class Translation:
     def _round(self, record: Record, closed: events.RoundClosed) -> list[StatusEvent]:
         failures = self._release_failures(None)
         self._world_size, self._restart_count = closed.world_size, closed.restart_count
+        self._nodes = closed.nodes
         since = record.at if self._joining_at is None else self._joining_at
         duration_ms = max(0.0, record.at - since) * 1000
         return [
@@ -188,11 +189,12 @@ class Translation:
         raw_error: str | None,
         duration_ms: float | None,
     ) -> StatusEvent:
-        group = {"group_world_size": _GROUP_WORLD_SIZE, "entry_point": self._entry_point}
+        group_rank = self._nodes.index(record.node) if record.node in self._nodes else 0
+        group = {"group_world_size": max(1, len(self._nodes)), "entry_point": self._entry_point}
         metadata: dict[str, str | int | float | bool | None] = {
             "run_id": self._run_id,
             "global_rank": None if worker is None else worker.rank,
-            "group_rank": _GROUP_RANK,
+            "group_rank": group_rank,
             "worker_id": None if worker is None else str(worker.pid),
             "role": self._role,
             "hostname": record.node,

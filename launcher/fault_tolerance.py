@@ -124,7 +124,7 @@ class FaultToleranceConfig:
         v.COUNT_OR_OFF,
         "nodes",
         "Nodes of one network domain that must be used together.",
-        "this version runs on one node",
+        "ftrun does not ask in which network domain a node is, and fills the world in the order of nodes",
     )
     numa_bind_strict: bool = setting(
         True,
@@ -138,7 +138,7 @@ class FaultToleranceConfig:
         v.SWITCH,
         "true or false",
         "Only version 0.5 has it: ranks follow the scheduler's order of nodes.",
-        "this version runs on one node",
+        "ranks always follow the scheduler's order of nodes, if there is one",
     )
     max_no_progress_cycles: int = setting(
         3, v.COUNT, "rounds", "Rounds without progress after which the job is given up.", _NO_CYCLES

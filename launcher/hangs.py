@@ -10,12 +10,14 @@ from typing import Protocol
 
 from ftrun.launcher.grace import GraceWatch
 from ftrun.launcher.hang_records import calculated_event, hang_event
-from ftrun.launcher.rendezvous import Cause, Hung, Phase, State
+from ftrun.launcher.node_state import Cause, Hung, Phase, State
 from ftrun.launcher.rounds import Rounds
 from ftrun.launcher.watchdog import Watchdog
 from ftrun.monitor import events
 from ftrun.monitor.heartbeats import RankHeartbeats, Timeouts
 from ftrun.monitor.liveness import Verdict, name_culprits
+
+_FAILURES = (Cause.FAILURE, Cause.ORDER, Cause.STORE)
 
 
 class Record(Protocol):
@@ -70,16 +72,33 @@ class Hangs:
         verdict = self._watchdog.look(now)
         if verdict is None:
             return None
+        return self._rule(verdict, state.round_number, now)
+
+    @property
+    def standstill(self) -> Verdict | None:
+        """No rank of this node moves; whether the job stands still, the host agent says."""
+        return self._watchdog.standstill
+
+    def rule_standstill(self, reason: str, round_number: int, now: float) -> Hung:
+        """The job stands still on all its nodes; journalled with this node's stacks before anything ends."""
+        self._watchdog.rest()
+        verdict = self._watchdog.standstill
+        if verdict is None:  # its ranks are done, or it has moved since the host agent made up its mind
+            return Hung((), reason)
+        return self._rule(verdict, round_number, now)
+
+    def _rule(self, verdict: Verdict, round_number: int, now: float) -> Hung:
         # What the ranks are doing tells who holds up the others.
         hang = name_culprits(verdict, self._watchdog.signs, self._rounds.save_stacks(), now)
         self.verdict = hang
-        self._record(hang_event(hang, state.round_number), durable=True)
+        self._record(hang_event(hang, round_number), durable=True)
         blamed = hang.culprits or (() if hang.rank is None else (hang.rank,))
-        return Hung(tuple(one.local_rank for one in self._rounds.workers if one.rank in blamed))
+        local_ranks = tuple(one.local_rank for one in self._rounds.workers if one.rank in blamed)
+        return Hung(local_ranks, hang.sentence)
 
     def shorten_grace(self, state: State, now: float) -> None:
-        """After a failure: end survivors that were asked to end and can never act on it."""
-        is_asked = state.phase is Phase.STOPPING and state.cause is Cause.FAILURE
+        """After a failure anywhere: end survivors that were asked to end and can never act on it."""
+        is_asked = state.phase is Phase.STOPPING and state.cause in _FAILURES
         if not is_asked or state.has_killed:
             self._grace.rest()
             return

@@ -13,30 +13,34 @@ import platform
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import cast
 
 import psutil
 
-from ftrun.launcher import elastic_events, exit_codes, health_port, numa, policy, process
-from ftrun.launcher.agent import Agent, Note
+from ftrun.launcher import elastic_events, exit_codes, health_port, identity, numa, process
+from ftrun.launcher.agent import Agent as NodeAgent
+from ftrun.launcher.agent import Note
+from ftrun.launcher.assembly import make_membership, make_watchdog
 from ftrun.launcher.config import Config
 from ftrun.launcher.evidence import OomCounter
 from ftrun.launcher.hangs import Hangs
 from ftrun.launcher.logs import DEFAULT_PREFIX_TEMPLATE, LogOptions, RunLogs
 from ftrun.launcher.mailbox import Mailbox
+from ftrun.launcher.membership import Membership, Self
+from ftrun.launcher.messages import Agent
+from ftrun.launcher.node_state import Graces
 from ftrun.launcher.numa_choice import NumaBinding
 from ftrun.launcher.output import OutputPump
-from ftrun.launcher.ranks import assign
+from ftrun.launcher.quorum import is_loopback
+from ftrun.launcher.reach import StoreCheck
 from ftrun.launcher.recorder import Recorder
-from ftrun.launcher.rendezvous import Graces, State
+from ftrun.launcher.rendezvous import begin
 from ftrun.launcher.rounds import NodeSetting, Rounds
 from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.standby import Standby
@@ -48,15 +52,11 @@ from ftrun.launcher.watchdog import Watchdog
 from ftrun.launcher.watcher import Watcher
 from ftrun.launcher.workers import WorkerGroup
 from ftrun.monitor import events
-from ftrun.monitor.heartbeats import Timeouts
 from ftrun.monitor.journal import Journal
 from ftrun.monitor.log import LogFormat, configure, level_from
 from ftrun.monitor.process_tree import children
 from ftrun.monitor.run_directories import RunDirectory, make_run_directory
-from ftrun.monitor.server import HeartbeatServers
-from ftrun.monitor.sockets import SocketPathError, make_runtime_directory
-from ftrun.monitor.stall_limits import StallLimits
-from ftrun.monitor.wire import ClientSettings
+from ftrun.monitor.sockets import make_runtime_directory
 
 
 class _ConsoleText(io.TextIOBase):
@@ -79,8 +79,13 @@ class Job:
         self._start = start
         self._slots = start.slots
         self._stack = stack
-        self._node = socket.gethostname()
-        self._run_id = _run_id(config)
+        self._rendezvous = start.rendezvous
+        name = identity.node_name(self._rendezvous.key, identity.lock_places(os.environ))
+        if name.lock is not None:
+            stack.callback(name.lock.release)
+        self._node = name.name
+        self._address = self._own_address()
+        self._run_id = self._rendezvous.run_id or _fresh_run_id()
         run_directory = _run_dir(config, self._run_id)
         self._run_dir = run_directory.path
         self._started_at = time.monotonic()
@@ -93,6 +98,8 @@ class Job:
         self._record = self._make_recorder()
         if run_directory.degraded:
             self._warn(run_directory.degraded)
+        if name.degraded:
+            self._warn(name.degraded)
 
     def run(self, inbox: SignalInbox, first: Sequence[Standby]) -> int:
         """Build the agent and let it run; returns the exit code."""
@@ -105,7 +112,7 @@ class Job:
         self._announce()
         directory = self._make_socket_directory()
         self._start_guard(directory)
-        watchdog = self._make_watchdog(directory)
+        watchdog = make_watchdog(self._config, self._slots.count, directory, self._mailbox.post, self._record)
         self._stack.callback(watchdog.close)
         rounds = self._make_rounds(pool, logs, watchdog)
         pool.adopt(first, f"for the first round: {self._start.advice.reason}")
@@ -115,6 +122,18 @@ class Job:
         agent.run()
         self._conclude(agent, logs)
         return agent.state.exit_code
+
+    def _own_address(self) -> str:
+        """Where other nodes reach this one; for one node alone, where its ranks meet."""
+        options, setting = self._config.launch, self._rendezvous
+        if self._is_alone:
+            return options.master_addr
+        return identity.own_address(setting.host, setting.port, options.local_addr)
+
+    def _is_on_loopback(self) -> bool:
+        """A node whose address is a loopback one for want of a better may still have others elsewhere."""
+        meeting = self._address if self._is_alone else self._config.launch.local_addr or self._rendezvous.host
+        return is_loopback(meeting)
 
     def _make_recorder(self) -> Recorder:
         terminal = configure(
@@ -188,9 +207,9 @@ class Job:
         binding = self._numa_binding()
         setting = NodeSetting(
             node=self._node,
-            run_id=self._run_id,
             options=options,
-            ranks=assign([self._slots.count])[0],
+            is_on_loopback=self._is_on_loopback(),
+            store_port=(options.master_port or 0) if self._is_alone else 0,
             environ=os.environ,
             checkpoint_dir=Path(directory).absolute() if directory is not None else None,
             cpus=binding.cpus,
@@ -198,7 +217,8 @@ class Job:
         )
         group = WorkerGroup(self._start.entry, pool.take, pool.discard)
         store = StoreHost(self._warn_store)
-        return Rounds(setting, group, logs, self._pump, store, self._oom, watchdog, self._record)
+        check = StoreCheck(self._node, self._mailbox.post)
+        return Rounds(setting, group, logs, self._pump, store, self._oom, watchdog, check, self._record)
 
     def _make_socket_directory(self) -> Path | None:
         try:
@@ -217,47 +237,6 @@ class Job:
         self._stack.callback(guard.end)
         self._foreign_pids |= {guard.pid}
 
-    def _make_watchdog(self, directory: Path | None) -> Watchdog:
-        section, timeouts = self._config.fault_tolerance, self._config.ftrun.timeouts
-        limits = Timeouts.from_config(
-            section.initial_rank_heartbeat_timeout,
-            section.rank_heartbeat_timeout,
-            dict(section.rank_section_timeouts),
-            section.rank_out_of_section_timeout,
-            section.num_warmup_iterations,
-        )
-        stall = StallLimits(
-            is_learning=timeouts.stall == "auto",
-            fixed_s=timeouts.stall if isinstance(timeouts.stall, float) else None,
-            floor_s=timeouts.stall_floor,
-            safety_factor=section.safety_factor,
-            initial_s=section.initial_rank_heartbeat_timeout,
-        )
-        return Watchdog(self._serve_heartbeats(limits, directory), limits, stall)
-
-    def _serve_heartbeats(self, limits: Timeouts, directory: Path | None) -> HeartbeatServers | None:
-        if directory is None:
-            return None
-        section = self._config.fault_tolerance
-        settings = ClientSettings(
-            section.safety_factor,
-            section.skip_section_response,
-            section.workload_check_interval,
-            signal.Signals[section.rank_termination_signal],
-        )
-        try:
-            return HeartbeatServers(
-                directory,
-                range(self._slots.count),
-                limits,
-                settings,
-                lambda local_rank, state: self._mailbox.post((local_rank, state)),
-                self._mailbox.post,
-            )
-        except (OSError, SocketPathError) as error:
-            self._record(events.HeartbeatsDegraded(str(error)))
-            return None
-
     def _warn_store(self, reason: str) -> None:
         """From the store's thread: the workers will fail for want of a store, and this says why."""
         self._mailbox.post(events.StoreFailed(reason))
@@ -271,6 +250,27 @@ class Job:
             self._record(events.NumaDegraded(binding.degraded))
         return binding
 
+    @property
+    def _is_alone(self) -> bool:
+        """The job never has more than this node."""
+        return self._rendezvous.backend == "local"
+
+    def _make_membership(self, rounds: Rounds) -> Membership:
+        setting = self._rendezvous
+        me = Self(
+            Agent(self._node, identity.incarnation()),
+            self._slots.count,
+            setting.rank_hint,
+            self._address,
+            "" if self._is_alone else setting.endpoint,
+            reconnect_s=setting.reconnect_timeout_s,
+            max_restarts=self._config.launch.max_restarts,
+            is_address_given=bool(self._config.launch.local_addr),
+        )
+        return make_membership(
+            me, self._run_id, setting, self._config, self._mailbox.post, rounds.offer, self._record
+        )
+
     def _make_agent(
         self,
         rounds: Rounds,
@@ -278,22 +278,21 @@ class Job:
         pool: StandbyPool,
         inbox: SignalInbox,
         watcher: Watcher[object],
-    ) -> Agent:
+    ) -> NodeAgent:
         config = self._config
         stop = config.ftrun.stop
-        max_restarts = config.launch.max_restarts
-        return Agent(
-            State(self._slots.count),
+        return NodeAgent(
+            begin(self._slots.count, time.monotonic(), self._rendezvous.join_timeout_s),
             Graces(
                 config.grace_after_failure_s,
                 config.grace_after_signal_s,
                 stop.grace_after_success,
                 stop.kill_timeout,
                 config.ftrun.graceful_exit_code,
+                self._rendezvous.reconnect_timeout_s,
             ),
-            partial(policy.decide, max_restarts=max_restarts, config=config.ftrun.restart),
-            max_restarts,
             signal.Signals[config.fault_tolerance.rank_termination_signal],
+            self._make_membership(rounds),
             rounds,
             Hangs(watchdog, rounds, self._record),
             self._mailbox,
@@ -304,7 +303,7 @@ class Job:
             time.monotonic,
         )
 
-    def _start_health_port(self, agent: Agent) -> None:
+    def _start_health_port(self, agent: NodeAgent) -> None:
         port = health_port.start(
             os.environ,
             lambda: health_port.AgentState(
@@ -339,7 +338,7 @@ class Job:
             self._record(events.StandbySuspended(self._start.advice.reason))
         self._record(events.LogLocated(str(self._run_dir)))
 
-    def _conclude(self, agent: Agent, logs: RunLogs) -> None:
+    def _conclude(self, agent: NodeAgent, logs: RunLogs) -> None:
         """Say how the job ended: to the journal, the person at the terminal, a launcher around this one."""
         state, incident = agent.state, agent.fatal_incident
         duration_s = time.monotonic() - self._started_at
@@ -360,11 +359,8 @@ class Job:
         )
 
 
-def _run_id(config: Config) -> str:
-    """The job's id; "none", torchrun's default, would make every job that forgets it share one."""
-    options = config.launch
-    if options.rdzv_id != "none" and not options.standalone:
-        return options.rdzv_id
+def _fresh_run_id() -> str:
+    """For a job that nobody has named; "none", torchrun's default, would make all of those share one."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 

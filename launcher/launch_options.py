@@ -18,7 +18,6 @@ from ftrun.launcher.streams import StdMap
 
 _T = TypeVar("_T")
 _WORD = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
-_PORT = re.compile(r".*:(\d+)|\[[^\]]*\]|[^:]*", re.ASCII)
 _ESCAPED_COMMA = "\0"
 
 
@@ -119,8 +118,10 @@ def _read_signals(text: str) -> tuple[str, ...]:
 
 
 def _read_endpoint(text: str) -> str:
-    match = _PORT.fullmatch(text.strip())
-    if match is None or (match[1] and int(match[1]) > 65535):
+    host, colon, port = text.strip().rpartition(":")
+    # It may be a path, or an IPv6 address without a port; who uses it looks closer.
+    has_port = bool(colon) and "/" not in host and (":" not in host or host.endswith("]"))
+    if has_port and not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise ValueError(text)
     return text
 

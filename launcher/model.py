@@ -24,6 +24,10 @@ class Plan:
     resume_step: int | None = None
     is_resume_known: bool = False
     """A checkpoint directory is configured, so that `resume_from` None means a start from nothing."""
+    nodes: tuple[str, ...] = ()
+    """In group-rank order."""
+    spares: tuple[str, ...] = ()
+    """Nodes that have joined and have no part in the round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ TORCHRUN_OPTIONS = (
     OptionSpec(("--local-ranks-filter",), "Local ranks whose output is shown, e.g. 0,1; all if empty."),
     OptionSpec(("--duplicate-stdout-filters",), "Copy stdout lines with one of these texts (a,b) to a file."),
     OptionSpec(("--duplicate-stderr-filters",), "Copy stderr lines with one of these texts (a,b) to a file."),
-    OptionSpec(("--node-rank",), "Rank of this node; for the static rendezvous."),
+    OptionSpec(("--node-rank",), "Rank of this node, or its place in the order of nodes."),
     OptionSpec(("--master-addr",), "Address of node 0; for the static rendezvous."),
     OptionSpec(("--master-port",), "Port on node 0; for the static rendezvous."),
     OptionSpec(("--local-addr",), "Address of this node, if its name is not the right one."),
@@ -142,6 +142,22 @@ FTRUN_OPTIONS = (
     _own("--ft-run-dir", "Where journal and logs go.", key="ftrun.run_dir"),
     _own("--ft-log-format", "human or json.", key="ftrun.log_format"),
     _own("--ft-standby", "auto, on or off: start workers ahead of need.", key="ftrun.standby.mode"),
+    _own(
+        "--ft-min-world-size",
+        "Fewest ranks that the job goes on with when nodes are lost.",
+        key="ftrun.world.min_size",
+    ),
+    _own("--ft-spares", "Nodes to keep out of the world, ready to replace others.", key="ftrun.world.spares"),
+    _own(
+        "--ft-grow",
+        "at_checkpoint, immediately or never: when nodes that come later get ranks.",
+        key="ftrun.world.grow",
+    ),
+    _own(
+        "--ft-reconnect-timeout",
+        "Seconds to look for the store again when its host is lost (300).",
+        key="ftrun.rdzv.reconnect_timeout",
+    ),
     _own(
         "--ft-graceful-exit-code",
         "Exit code after a signal when all workers exited 0 (128+n).",

@@ -7,10 +7,10 @@ never exits: the caller does.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType
 
-from ftrun.launcher import command_line, config_file, single_node
+from ftrun.launcher import command_line, config_file
 from ftrun.launcher.command_line import CommandLine
 from ftrun.launcher.config import (
     DEFAULT_KEYS,
@@ -24,7 +24,9 @@ from ftrun.launcher.config import (
 )
 from ftrun.launcher.config_show import render_config
 from ftrun.launcher.fault_tolerance import FaultToleranceConfig
+from ftrun.launcher.ignored_options import find_ignored
 from ftrun.launcher.launch_options import Given, UsageError, build_launch_options, read_flag
+from ftrun.launcher.nodes import RENDEZVOUS_BACKENDS
 from ftrun.launcher.nvrx_options import NVRX_OPTIONS
 from ftrun.launcher.option_table import FTRUN_OPTIONS, TORCHRUN_OPTIONS, Group, OptionSpec
 from ftrun.launcher.values import Setting
@@ -71,7 +73,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Config:
     except config_file.ConfigError as error:
         raise UsageError(str(error)) from None
     is_shown = "ft_show_config" in line.words
-    config = _build(settings, given, line.command, is_shown)
+    config = _build(settings, given, line.command, environ, is_shown=is_shown)
     if is_shown:
         raise HelpRequested(render_config(config))
     return config
@@ -145,7 +147,12 @@ class _Settings:
 
 
 def _build(
-    settings: _Settings, given: Mapping[str, Given], command: tuple[str, ...], is_shown: bool
+    settings: _Settings,
+    given: Mapping[str, Given],
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    *,
+    is_shown: bool,
 ) -> Config:
     if not (is_shown or (command and command[0])):
         raise UsageError("no training script: expected ftrun [OPTIONS] SCRIPT [ARGS]...; see ftrun --help")
@@ -170,8 +177,8 @@ def _build(
     if command:
         origins |= {"launch.training_script": "command line", "launch.training_script_args": "command line"}
     _check_contradictions(fault_tolerance, ftrun, origins)
-    ignored = (*settings.ignored, *single_node.find_ignored(launch_given, launch))
-    return Config(launch, fault_tolerance, ftrun, ignored, MappingProxyType(origins))
+    config = Config(launch, fault_tolerance, ftrun, origins=MappingProxyType(origins))
+    return replace(config, ignored=(*settings.ignored, *find_ignored(launch_given, config, environ)))
 
 
 def _check_logs_specs(launch: LaunchOptions) -> None:
@@ -184,9 +191,9 @@ def _check_logs_specs(launch: LaunchOptions) -> None:
 
 
 def _check_backend(launch: LaunchOptions, given: Given | None) -> None:
-    if given is None or launch.standalone or given.text in single_node.RENDEZVOUS_BACKENDS:
+    if given is None or launch.standalone or given.text in RENDEZVOUS_BACKENDS:
         return
-    names = (*single_node.RENDEZVOUS_BACKENDS, *_plugins("torchrun.handlers"))
+    names = (*RENDEZVOUS_BACKENDS, *_plugins("torchrun.handlers"))
     if given.text not in names:
         expected = f"one of {', '.join(names)} or an entry point of group torchrun.handlers"
         raise UsageError(f"{given.where}: found {given.text!r}, expected {expected}")
@@ -203,9 +210,10 @@ def _plugins(group: str) -> list[str]:
 def _check_contradictions(
     fault_tolerance: FaultToleranceConfig, ftrun: FtrunConfig, origins: Mapping[str, str]
 ) -> None:
-    for first, second in find_contradictions(fault_tolerance, ftrun):
-        places = [f"{key} ({origins.get(key, 'default')})" for key in (first, second)]
-        raise UsageError(f"{places[0]} is below {places[1]}: raise the first or lower the second")
+    for found in find_contradictions(fault_tolerance, ftrun):
+        first, second = (f"{key} ({origins.get(key, 'default')})" for key in (found.key, found.other))
+        times = f"{found.times} times " if found.times > 1 else ""
+        raise UsageError(f"{first} is below {times}{second}: raise the first or lower the second")
 
 
 def _find_version() -> str:

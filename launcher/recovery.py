@@ -16,6 +16,8 @@ class Recovery:
     """A failure whose round has been stopped and whose successor has not made its first step yet."""
 
     incident: Incident
+    node: str
+    """This one."""
     seen_at: float
     gone_at: float
     last_step: int | None
@@ -28,7 +30,8 @@ class Recovery:
         if not pages or len(stepped) < len(pages) or len(started) < len(pages):
             return None
         record = self.incident.culprit.error
-        is_known = record is not None and record.recorded_at is not None
+        # Another node's times are by another clock.
+        is_known = record is not None and record.recorded_at is not None and self.incident.node == self.node
         return RecoveryCompleted(
             round=plan.round_number,
             cause=self.incident.kind.value,

@@ -1,195 +1,62 @@
 """The life of a job on a node as a state machine: rounds, how they end, and what follows. Pure.
 
-    JOINING -> RUNNING -> STOPPING -> JUDGING -> JOINING ...        any -> ENDED
+    JOINING -> RUNNING -> STOPPING -> JOINING ...        any -> ENDED
 
-Events in, actions out; `advance` never acts, reads no clock, and an event that does not fit the phase raises
-and changes nothing. All waiting is `State.deadline`: the caller wakes it with `Woke` when that time has come.
+The node's own part: which nodes a round has and what is done about a failure is decided by the host agent
+(`ftrun.launcher.host`), which may be this same process. Events in, actions out; `advance` never acts, reads
+no clock, and an event that does not fit the phase raises and changes nothing. All waiting is
+`State.deadline`: the caller wakes it with `Woke` when that time has come.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 from ftrun.launcher import exit_codes
-from ftrun.launcher.model import Action, Decision
+from ftrun.launcher.messages import Outcome, StopKind, StopOrder
+from ftrun.launcher.node_state import (
+    AllGone,
+    Ask,
+    Cause,
+    Connected,
+    Depart,
+    Disconnected,
+    EndHung,
+    Ending,
+    Event,
+    GiveUp,
+    Graces,
+    Hung,
+    JoinNext,
+    Kill,
+    Ordered,
+    Phase,
+    Planned,
+    RankExited,
+    Reconnect,
+    Sentenced,
+    Signalled,
+    StartFailed,
+    StartRound,
+    State,
+    Step,
+    StopRequested,
+    TellStop,
+    Unreached,
+    Woke,
+)
+from ftrun.monitor.signal_names import signal_name
 
 _SIGTERM = 15
-_MAX_STARTS = 5
-"""With pauses of 1, 2, 4 and 8 s between them."""
-
-
-class Phase(Enum):
-    """Where the job is; words of the design."""
-
-    JOINING = "joining"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    JUDGING = "judging"
-    ENDED = "ended"
-
-
-class Cause(Enum):
-    """Why a round is being stopped."""
-
-    SUCCESS = "success"
-    START = "start"
-    FAILURE = "failure"
-    SIGNAL = "signal"
-    REQUEST = "request"
-
-
-@dataclass(frozen=True, slots=True)
-class Graces:
-    """Seconds from asking processes to end to killing them, by cause, and from killing to giving up."""
-
-    after_failure_s: float
-    after_signal_s: float
-    after_success_s: float
-    """Before processes that outlived their rank, in a job that has succeeded, are asked to end."""
-    kill_timeout_s: float
-    graceful_exit_code: int | None = None
-    """Exit code when a signal ended the job and every rank exited 0; None = 128 + signal."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankExited:
-    """A worker ended."""
-
-    local_rank: int
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class Signalled:
-    """The agent was told to stop by a signal."""
-
-    signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """The system would not let the workers of the round be started: no descriptors, processes or memory."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hung:
-    """Workers that run and do not move; the rest of the group waits for them."""
-
-    local_ranks: tuple[int, ...]
-    """Those to blame; none if nothing tells them apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """The script asked for the end of the job, or of this node's part in it."""
-
-    exit_code: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class AllGone:
-    """No process of the round is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Woke:
-    """Time has passed; level-driven, harmless when early."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """The policy has decided about the failure of the round."""
-
-    decision: Decision
-
-
-Event = StartFailed | RankExited | Hung | Signalled | StopRequested | AllGone | Woke | Judged
-
-
-@dataclass(frozen=True, slots=True)
-class StartRound:
-    """Start the workers of the round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask every process of the round to end: send it `signum`."""
-
-    signum: int
-
-
-@dataclass(frozen=True, slots=True)
-class EndHung:
-    """End these workers at once: they cannot act on being asked."""
-
-    local_ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL every process of the round that is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Discard:
-    """Take down what is left of a round that did not start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """Gather the evidence, diagnose, decide; answer with `Judged`."""
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Name the processes that survived SIGKILL."""
-
-
-Do = StartRound | Ask | EndHung | Kill | Discard | Judge | GiveUp
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The job is to end, whatever else its workers do."""
-
-    exit_code: int
-    reason: str
-    signum: int = 0
-    """Signal that told the agent so; 0 if it was the script."""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The whole state of a job on a node."""
-
-    local_world_size: int
-    phase: Phase = Phase.JOINING
-    round_number: int = 0
-    deadline: float | None = 0.0
-    """Monotonic time at which `Woke` does something; None = nothing to wait for."""
-    exits: dict[int, int] = field(default_factory=dict)
-    """Exit codes of this round's workers so far, by local rank. Replaced, never changed in place."""
-    cause: Cause | None = None
-    stop_began_at: float = 0.0
-    has_asked: bool = False
-    has_killed: bool = False
-    start_failures: tuple[str, ...] = ()
-    """Why the round could not be started, so far; empty again once it runs to an end."""
-    ending: Ending | None = None
-    signal_count: int = 0
-    exit_code: int = 0
-    end_reason: str = ""
+_LAST_WORD_S = 1.0
+"""How long a node that has succeeded and is told to stop waits for the job's verdict."""
 
 
 class IllegalEvent(Exception):
     """An event that cannot happen in this phase; the state is unchanged."""
 
 
-def advance(state: State, event: Event, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+def advance(state: State, event: Event, now: float, graces: Graces) -> Step:
     """Next state and what to do.
 
     Raises:
@@ -198,39 +65,114 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> tuple[Sta
     match state.phase, event:
         case Phase.ENDED, _:
             raise IllegalEvent(f"{event} after the end")
-        case _, Signalled(signum):
-            return _signalled(state, signum, now, graces)
-        case Phase.JOINING, Woke() if state.deadline is not None and now >= state.deadline:
-            return replace(state, phase=Phase.RUNNING, deadline=None, exits={}, cause=None), (StartRound(),)
-        case _, StopRequested(exit_code, reason):
-            return _stop_requested(state, Ending(exit_code, reason), now, graces)
+        case _, Signalled(signum, name):
+            return _signalled(state, signum, name, now, graces)
+        case _, StopRequested():
+            return _stop_requested(state, event, now, graces)
+        case _, Connected(sequence):
+            return _connected(state, sequence)
+        case _, Disconnected(reason):
+            return _disconnected(state, reason, now, graces)
+        case _, Planned():
+            return _planned(state, event)
+        case _, Sentenced(exit_code, reason):
+            return _sentenced(state, Ending(exit_code, reason), now, graces)
+        case _, Ordered(sequence, order):
+            return _ordered(state, sequence, order, now, graces)
         case Phase.RUNNING, StartFailed(reason):
-            failed = replace(state, start_failures=(*state.start_failures, reason))
-            return _stopping(failed, Cause.START, now, graces.kill_timeout_s, has_killed=True), (Kill(),)
-        case Phase.RUNNING, Hung(local_ranks):
+            failed = replace(state, start_failure=reason)
+            stopping = _stopping(failed, Cause.START, now, graces.kill_timeout_s, has_killed=True)
+            return stopping, (TellStop(StopKind.FAILURE, reason), Kill())
+        case Phase.RUNNING, Unreached(reason):
+            apart = replace(state, unreachable=reason)
+            stopping = _stopping(apart, Cause.START, now, graces.after_failure_s)
+            return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
+        case Phase.RUNNING, Hung(local_ranks, reason):
             stopping = _stopping(state, Cause.FAILURE, now, graces.after_failure_s)
-            return stopping, (EndHung(local_ranks), Ask(_SIGTERM))
-        case Phase.RUNNING, RankExited(local_rank, exit_code):
-            return _rank_exited(state, local_rank, exit_code, now, graces)
-        case Phase.STOPPING, RankExited(local_rank, exit_code):
+            return stopping, (TellStop(StopKind.FAILURE, reason), EndHung(local_ranks), Ask(_SIGTERM))
+        case Phase.RUNNING, RankExited():
+            return _rank_exited(state, event, now, graces)
+        case Phase.STOPPING, RankExited(local_rank, _, exit_code):
             return replace(state, exits={**state.exits, local_rank: exit_code}), ()
-        case Phase.STOPPING, Woke() if state.deadline is not None and now >= state.deadline:
-            return _grace_over(state, now, graces)
         case Phase.STOPPING, AllGone():
             return _all_gone(state, now, graces)
-        case Phase.JUDGING, Judged(decision):
-            return _judged(state, decision, now)
         case _, Woke():
-            return state, ()
+            is_due = state.deadline is not None and now >= state.deadline
+            return _woken(state, now, graces) if is_due else (state, ())
     raise IllegalEvent(f"{event} while {state.phase.value}")
 
 
-def _rank_exited(
-    state: State, local_rank: int, exit_code: int, now: float, graces: Graces
-) -> tuple[State, tuple[Do, ...]]:
-    state = replace(state, exits={**state.exits, local_rank: exit_code}, start_failures=())
-    if exit_code != 0:
-        return _stopping(state, Cause.FAILURE, now, graces.after_failure_s), (Ask(_SIGTERM),)
+def begin(local_world_size: int, now: float, connect_timeout_s: float) -> State:
+    """The state before anything has happened; the caller looks for the host agent's store."""
+    connect_by = now + connect_timeout_s
+    return State(local_world_size, connect_by=connect_by, deadline=connect_by)
+
+
+def _connected(state: State, sequence: int) -> Step:
+    state = replace(state, is_connected=True, sequence=sequence, connect_by=None, lost_store="")
+    if state.phase is Phase.JOINING:
+        # Who is told to stop waits only so long for the last word, whatever becomes of the store.
+        return replace(state, deadline=state.deadline if state.ending else None), (JoinNext(),)
+    return state, ()
+
+
+def _disconnected(state: State, reason: str, now: float, graces: Graces) -> Step:
+    """The workers are stopped: without the host agent nobody knows whether the world still stands."""
+    by = now + graces.reconnect_s
+    state = replace(state, is_connected=False, connect_by=by, lost_store=reason)
+    if state.phase is Phase.RUNNING:
+        stopping = _stopping(state, Cause.STORE, now, graces.after_failure_s)
+        return stopping, (Reconnect(), Ask(_SIGTERM))
+    if state.phase is Phase.JOINING:
+        return replace(state, deadline=state.deadline if state.ending else by), (Reconnect(),)
+    return state, (Reconnect(),)
+
+
+def _planned(state: State, plan: Planned) -> Step:
+    if plan.has_seat:
+        if state.phase is not Phase.JOINING:
+            raise IllegalEvent(f"{plan} while {state.phase.value}")
+        running = replace(
+            state,
+            phase=Phase.RUNNING,
+            round_number=plan.round_number,
+            sequence=plan.sequence + 1,
+            deadline=None,
+            exits={},
+            cause=None,
+            start_failure="",
+            unreachable="",
+        )
+        return running, (StartRound(),)
+    state = replace(state, sequence=plan.sequence + 1)
+    return state, (JoinNext(),) if state.phase is Phase.JOINING else ()
+
+
+def _sentenced(state: State, sentence: Ending, now: float, graces: Graces) -> Step:
+    if state.phase is Phase.JOINING:
+        return _ended(state, sentence), ()
+    state = replace(state, sentence=sentence)
+    if state.phase is Phase.RUNNING:
+        return _stopping(state, Cause.ORDER, now, graces.after_failure_s), (Ask(_SIGTERM),)
+    return state, ()
+
+
+def _ordered(state: State, sequence: int, order: StopOrder, now: float, graces: Graces) -> Step:
+    if state.phase is not Phase.RUNNING or sequence != state.sequence - 1:
+        return state, ()
+    # Where somebody is told to leave or to end, every node's workers may have something to save together.
+    is_gentle = order.kind in (StopKind.LEAVE, StopKind.REQUEST)
+    if is_gentle:
+        return _stopping(state, Cause.REQUEST, now, graces.after_signal_s), (Ask(_SIGTERM),)
+    return _stopping(state, Cause.ORDER, now, graces.after_failure_s), (Ask(_SIGTERM),)
+
+
+def _rank_exited(state: State, end: RankExited, now: float, graces: Graces) -> Step:
+    state = replace(state, exits={**state.exits, end.local_rank: end.exit_code})
+    if end.exit_code != 0:
+        how = signal_name(end.exit_code) or f"exit code {end.exit_code}"
+        told = TellStop(StopKind.FAILURE, f"rank {end.rank} ended by {how}")
+        return _stopping(state, Cause.FAILURE, now, graces.after_failure_s), (told, Ask(_SIGTERM))
     if len(state.exits) == state.local_world_size:
         # Only processes that outlived their rank are left, such as one that uploads what was trained.
         return _stopping(state, Cause.SUCCESS, now, graces.after_success_s, has_asked=False), ()
@@ -256,16 +198,17 @@ def _stopping(
     )
 
 
-def _signalled(state: State, signum: int, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+def _signalled(state: State, signum: int, name: str, now: float, graces: Graces) -> Step:
     """The first signal is passed to the workers, once; each later one halves what is left of the grace."""
     is_first = state.signal_count == 0
     ending = state.ending or Ending(exit_codes.of_signal(signum), "stopped by a signal", signum)
     state = replace(state, ending=ending, signal_count=state.signal_count + 1)
     if state.phase is Phase.JOINING:
-        return _ended(state, ending), ()
+        return _ended(state, ending), (Depart(),)
     if state.phase is Phase.RUNNING:
-        return _stopping(state, Cause.SIGNAL, now, graces.after_signal_s), (Ask(signum),)
-    if state.phase is not Phase.STOPPING or state.has_killed or state.deadline is None:
+        told = TellStop(StopKind.LEAVE, f"told to stop by {name or f'signal {signum}'}")
+        return _stopping(state, Cause.SIGNAL, now, graces.after_signal_s), (told, Ask(signum))
+    if state.has_killed or state.deadline is None:
         return state, ()
     if is_first:
         # The job now ends instead of restarting, and may wait no longer; who was asked is not asked again.
@@ -275,63 +218,63 @@ def _signalled(state: State, signum: int, now: float, graces: Graces) -> tuple[S
     return replace(state, deadline=now + max(0.0, state.deadline - now) / 2), ()
 
 
-def _stop_requested(state: State, ending: Ending, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+def _stop_requested(state: State, wish: StopRequested, now: float, graces: Graces) -> Step:
     """The first wish counts; workers that run are asked to end as after a signal."""
-    state = replace(state, ending=state.ending or ending)
-    if state.phase is Phase.JOINING:
-        return _ended(state, ending), ()
+    kind = StopKind.LEAVE if wish.is_for_node else StopKind.REQUEST
+    if wish.is_for_node:
+        ending = Ending(wish.exit_code, wish.reason, is_excluded=True)
+        state = replace(state, ending=state.ending or ending)
+    else:
+        order = StopOrder(kind, "", wish.reason, wish.exit_code)
+        state = replace(state, request=state.request or order)
     if state.phase is Phase.RUNNING:
-        return _stopping(state, Cause.REQUEST, now, graces.after_signal_s), (Ask(_SIGTERM),)
+        told = TellStop(kind, wish.reason, wish.exit_code)
+        return _stopping(state, Cause.REQUEST, now, graces.after_signal_s), (told, Ask(_SIGTERM))
+    if state.phase is Phase.JOINING and state.ending is not None:
+        return _ended(state, state.ending), (Depart(),)
+    if state.phase is Phase.JOINING and state.is_connected:
+        return state, (JoinNext(),)
     return state, ()
 
 
-def _grace_over(state: State, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
+def _woken(state: State, now: float, graces: Graces) -> Step:
+    if state.phase is Phase.STOPPING:
+        return _grace_over(state, now, graces)
+    if state.phase is Phase.JOINING and state.ending is not None:
+        return _ended(state, state.ending), (Depart(),)
+    if state.phase is Phase.JOINING and not state.is_connected:
+        reason = f"gave up looking for a host agent: {state.lost_store or 'none was found'}"
+        return _ended(state, Ending(exit_codes.NO_RENDEZVOUS, reason)), ()
+    return state, ()
+
+
+def _grace_over(state: State, now: float, graces: Graces) -> Step:
     if not state.has_asked:
         return replace(state, has_asked=True, deadline=now + graces.after_failure_s), (Ask(_SIGTERM),)
     if not state.has_killed:
         return replace(state, has_killed=True, deadline=now + graces.kill_timeout_s), (Kill(),)
-    stuck = Ending(exit_codes.NODE_UNHEALTHY, "processes of the round survived SIGKILL")
-    return _ended(state, stuck), (GiveUp(),)
+    stuck = Ending(exit_codes.NODE_UNHEALTHY, "processes of the round survived SIGKILL", is_excluded=True)
+    return _ended(replace(state, ending=stuck), stuck), (GiveUp(), Depart())
 
 
-def _all_gone(state: State, now: float, graces: Graces) -> tuple[State, tuple[Do, ...]]:
-    if state.cause is Cause.SUCCESS:
-        return _ended(state, Ending(exit_codes.OK, "all ranks finished")), ()
-    if state.cause is Cause.FAILURE:
-        # Also when the job is to end: what failed is said all the same.
-        return replace(state, phase=Phase.JUDGING, deadline=None), (Judge(),)
-    if state.cause is Cause.START and state.ending is None:
-        return _after_failed_start(state, now), (Discard(),)
+def _all_gone(state: State, now: float, graces: Graces) -> Step:
+    has_succeeded = state.cause is Cause.SUCCESS
+    outcome = Outcome.SUCCEEDED if has_succeeded else Outcome.STOPPED
+    if state.ending is not None and not has_succeeded:
+        return _ended(state, _own_ending(state, graces)), (Depart(),)
+    if state.sentence is not None:
+        return _ended(state, state.sentence), ()
+    deadline = state.connect_by if state.ending is None else now + _LAST_WORD_S
+    joining = replace(state, phase=Phase.JOINING, deadline=deadline, outcome=outcome)
+    return joining, (JoinNext(),) if state.is_connected else ()
+
+
+def _own_ending(state: State, graces: Graces) -> Ending:
     assert state.ending is not None
     is_clean = len(state.exits) == state.local_world_size and not any(state.exits.values())
     if state.ending.signum and is_clean and graces.graceful_exit_code is not None:
-        return _ended(state, replace(state.ending, exit_code=graces.graceful_exit_code)), ()
-    return _ended(state, state.ending), ()
-
-
-def _after_failed_start(state: State, now: float) -> State:
-    """Try again after a pause that doubles, a few times: such shortages often pass."""
-    tries = len(state.start_failures)
-    if tries >= _MAX_STARTS:
-        reason = f"the workers could not be started {tries} times in a row: {state.start_failures[-1]}"
-        return _ended(state, Ending(exit_codes.NODE_UNHEALTHY, reason))
-    return replace(state, phase=Phase.JOINING, deadline=now + 2.0 ** (tries - 1), exits={}, cause=None)
-
-
-def _judged(state: State, decision: Decision, now: float) -> tuple[State, tuple[Do, ...]]:
-    if decision.action is Action.STOP:
-        return _ended(state, Ending(decision.exit_code, decision.reason)), ()
-    if state.ending is not None:
-        return _ended(state, state.ending), ()
-    nxt = replace(
-        state,
-        phase=Phase.JOINING,
-        round_number=state.round_number + 1,
-        deadline=now + decision.delay_s,
-        exits={},
-        cause=None,
-    )
-    return nxt, ()
+        return replace(state.ending, exit_code=graces.graceful_exit_code)
+    return state.ending
 
 
 def _ended(state: State, ending: Ending) -> State:

@@ -1,4 +1,4 @@
-"""Opens and closes the rounds of this node: checkpoint, store, logs, workers; then the evidence of its end.
+"""Opens and closes the rounds of this node: store, logs, workers; then the evidence of how it ended.
 
 Acts on behalf of the agent and decides nothing.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,16 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftrun.launcher import environment, numa
-from ftrun.launcher.checkpoint import find_newest_whole
-from ftrun.launcher.checkpoint_choice import CheckpointChoice, SkippedCheckpoint
+from ftrun.launcher.checkpoint import find_whole
+from ftrun.launcher.checkpoint_choice import SkippedCheckpoint
 from ftrun.launcher.config import LaunchOptions
 from ftrun.launcher.evidence import OomCounter, read_error_file
 from ftrun.launcher.logs import RoundLogs, RunLogs
+from ftrun.launcher.messages import SeenCheckpoint
 from ftrun.launcher.model import Plan
 from ftrun.launcher.output import OutputPump
 from ftrun.launcher.ports import listen
 from ftrun.launcher.process import ExitStatus
-from ftrun.launcher.ranks import NodeRanks
+from ftrun.launcher.reach import StoreCheck
 from ftrun.launcher.store import StoreHost
 from ftrun.launcher.watchdog import Watchdog
 from ftrun.launcher.workers import Streams, Worker, WorkerGroup
@@ -43,6 +45,8 @@ _STACKS_S = 1.0
 _RECORDER_S = 1.2
 """torch looks for a request to dump its flight recorder once a second (`ask_flight_recorder`)."""
 _LOOPBACK = "127.0.0.1"
+_CHECKPOINTS_OFFERED = 3
+"""More than one, because another node may not see the newest yet; a few, because each is looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +54,28 @@ class NodeSetting:
     """What stays the same over all rounds of this node."""
 
     node: str
-    run_id: str
     options: LaunchOptions
-    ranks: NodeRanks
+    is_on_loopback: bool
+    """All nodes are on this machine and meet on its loopback."""
+    store_port: int
+    """Port of the workers' store; 0 for any free one."""
     environ: Mapping[str, str]
     checkpoint_dir: Path | None
     cpus: Mapping[int, frozenset[int]]
     """CPUs that each local rank is bound to; empty without NUMA binding."""
     abandoned_pids: frozenset[int] = frozenset()
     """Children of the agent that belong to no round: its guard, what was there before it, a stuck probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What this node brings into a round."""
+
+    port: int
+    """Where it would serve the workers' store; it listens already."""
+    has_checkpoint_dir: bool
+    checkpoints: tuple[SeenCheckpoint, ...]
+    """Whole ones, newest first."""
 
 
 class Rounds:
@@ -73,6 +90,7 @@ class Rounds:
         store: StoreHost,
         oom: OomCounter,
         watchdog: Watchdog,
+        store_check: StoreCheck,
         record: Callable[[events.Event], None],
     ) -> None:
         self._setting = setting
@@ -82,10 +100,15 @@ class Rounds:
         self._store = store
         self._oom = oom
         self._watchdog = watchdog
+        self._store_check = store_check
         self._record = record
         self._oom_kills_before = 0
         self._told_skipped: set[SkippedCheckpoint] = set()
         self._scout: threading.Thread | None = None
+        self._listener: socket.socket | None = None
+        self._newest: str | None = None
+        """Path of the newest whole checkpoint, as far as `scout` has seen."""
+        self._saved: tuple[int, str | None] = (0, None)
         self.plan: Plan | None = None
         self.poll = group.poll
         self.end = group.end
@@ -123,38 +146,50 @@ class Rounds:
         """The terminal has changed its size: tell the workers' terminals."""
         self._pump.copy_window_size()
 
-    def open(self, round_number: int, restart_count: int) -> None:
-        """Choose the checkpoint, serve the store, start the workers.
+    def offer(self) -> Offer:
+        """Make ready for a round: listen for a store, look for checkpoints.
 
         Raises:
             PortBusyError: the port asked for with --master-port is taken.
-            OSError: the system would not let a worker be started; `discard` takes down the others.
+            OSError: there is no port to be had.
         """
-        options = self._setting.options
-        choice = self._choose_checkpoint()
-        listener = listen(self._bind_address(), options.master_port or 0)
-        self.plan = Plan(
-            round_number,
-            restart_count,
-            self._setting.ranks,
-            options.master_addr,
-            listener.getsockname()[1],
-            str(choice.path) if choice.path is not None else None,
-            choice.step,
-            is_resume_known=self._setting.checkpoint_dir is not None,
-        )
+        self._close_listener()
+        self._listener = listen(self._bind_address(), self._setting.store_port)
+        port = self._listener.getsockname()[1]
+        directory = self._setting.checkpoint_dir
+        if directory is None:
+            return Offer(port, False, ())
+        whole = find_whole(directory, _CHECKPOINTS_OFFERED)
+        for skipped in set(whole.skipped) - self._told_skipped:  # once each, not at every restart
+            self._record(events.CheckpointSkipped(str(skipped.path), skipped.reason))
+        self._told_skipped |= set(whole.skipped)
+        return Offer(port, True, whole.seen)
+
+    def open(self, plan: Plan, run_id: str) -> None:
+        """Serve the store if it is this node's part, start the workers.
+
+        Raises:
+            OSError: the system would not let a worker be started; `close` takes down the others.
+        """
+        self.plan = plan
+        self._saved = self._count_saved()
         self._oom_kills_before = self._oom.read() or 0
-        try:
-            self._start_workers(self.plan)
-        except OSError:
-            listener.close()
-            raise
-        self._store.serve(listener)
-        self._announce(self.plan)
+        self._start_workers(plan, run_id)
+        if plan.ranks.group_rank == 0 and self._listener is not None:
+            self._store.serve(self._listener)
+            self._listener = None
+        self._close_listener()
+        self._store_check.begin(plan)
+        self._announce(plan)
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def _bind_address(self) -> str:
-        """All of a single node's ranks are on the loopback; another address is the user's explicit wish."""
-        return _LOOPBACK if self._setting.options.master_addr in (_LOOPBACK, "localhost") else ""
+        """The loopback where all ranks are on it; all addresses where they are not."""
+        return _LOOPBACK if self._setting.is_on_loopback else ""
 
     def scout(self) -> None:
         """Look at the checkpoints while training runs, so that a restart knows most of them.
@@ -163,23 +198,26 @@ class Rounds:
         """
         directory = self._setting.checkpoint_dir
         if directory is not None and (self._scout is None or not self._scout.is_alive()):
-            self._scout = threading.Thread(target=find_newest_whole, args=(directory,), daemon=True)
+            self._scout = threading.Thread(target=self._look_for_newest, args=(directory,), daemon=True)
             self._scout.start()
 
-    def _choose_checkpoint(self) -> CheckpointChoice:
-        if self._setting.checkpoint_dir is None:
-            return CheckpointChoice(None, None, ())
-        choice = find_newest_whole(self._setting.checkpoint_dir)
-        for skipped in set(choice.skipped) - self._told_skipped:  # once each, not at every restart
-            self._record(events.CheckpointSkipped(str(skipped.path), skipped.reason))
-        self._told_skipped |= set(choice.skipped)
-        return choice
+    def has_saved(self) -> bool:
+        """Whether a checkpoint has become whole since the last call, as the script or the disk has it."""
+        before, self._saved = self._saved, self._count_saved()
+        return self._saved[0] > before[0] or (self._saved[1] or "") not in (before[1] or "", "")
 
-    def _start_workers(self, plan: Plan) -> None:
+    def _count_saved(self) -> tuple[int, str | None]:
+        return max((page.checkpoints for page in self.pages()), default=0), self._newest
+
+    def _look_for_newest(self, directory: Path) -> None:
+        seen = find_whole(directory, 1).seen
+        self._newest = seen[0].path if seen else None
+
+    def _start_workers(self, plan: Plan, run_id: str) -> None:
         setting = self._setting
         variables: dict[int, dict[str, str]] = {}
         for local_rank in range(plan.ranks.local_world_size):
-            variables[local_rank] = environment.of_rank(plan, local_rank, setting.run_id, setting.options)
+            variables[local_rank] = environment.of_rank(plan, local_rank, run_id, setting.options)
             if setting.options.virtual_local_rank:
                 variables[local_rank] |= environment.virtual_local_rank(setting.environ, local_rank)
             variables[local_rank] |= self._watchdog.environment(local_rank)
@@ -218,6 +256,8 @@ class Rounds:
                 plan.master_port,
                 plan.resume_from,
                 plan.resume_step,
+                plan.nodes,
+                plan.spares,
             )
         )
         for worker in self.workers:
@@ -262,12 +302,16 @@ class Rounds:
             if outcomes[worker.pid] in (Outcome.WRITTEN, Outcome.PARTIAL)
         }
 
-    def close(self, seen_at: float, hang: Verdict | None = None) -> Evidence:
+    def close(
+        self, seen_at: float, hang: Verdict | None = None, start_failure: str = "", unreachable: str = ""
+    ) -> Evidence:
         """Take down what the round used and say how it ended; every worker has ended.
 
-        `seen_at` is when the agent began to stop it (CLOCK_MONOTONIC, seconds), `hang` why if nothing failed.
+        `seen_at` is when the agent began to stop it (CLOCK_MONOTONIC, seconds); `hang`, `start_failure` and
+        `unreachable` say why, if nothing failed by itself.
         """
         assert self.plan is not None
+        self._store_check.end()
         self._pump.drain(_DRAIN_S)
         workers, pages = self.workers, self._group.snapshots()
         self._note_longest(self.plan.round_number)
@@ -287,6 +331,9 @@ class Rounds:
             oom_kills=oom_kills,
             hang=hang,
             memory_limit_bytes=self._oom.limit_bytes(),
+            start_failure=start_failure,
+            unreachable=unreachable,
+            wall_offset_s=time.time() - time.monotonic(),
         )
 
     def _note_longest(self, round_number: int) -> None:
@@ -312,12 +359,14 @@ class Rounds:
 
     def discard(self) -> None:
         """Take down what is left without asking how it ended; for the end of the job."""
+        self._store_check.end()
         self._pump.drain(_DRAIN_S)
         if self.workers and self.plan is not None:
             self._note_longest(self.plan.round_number)
         stacks_files = [worker.stacks_file for worker in self.workers]
         self._group.collect()
         _remove_empty(stacks_files)
+        self._close_listener()
         self._store.close()
         self._pump.close_round()
 

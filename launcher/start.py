@@ -12,8 +12,8 @@ from ftrun.launcher import environment, standby
 from ftrun.launcher.config import Config
 from ftrun.launcher.entry import Entry, entry_of
 from ftrun.launcher.launch_options import UsageError
+from ftrun.launcher.nodes import RendezvousSetting, resolve_rendezvous
 from ftrun.launcher.preload import PreloadAdvice, analyse
-from ftrun.launcher.single_node import check_nodes
 from ftrun.launcher.slots import Slots, resolve
 from ftrun.launcher.sources import read_source
 
@@ -22,6 +22,7 @@ from ftrun.launcher.sources import read_source
 class Start:
     """How worker processes of this job are started (the same for every one)."""
 
+    rendezvous: RendezvousSetting
     slots: Slots
     entry: Entry
     advice: PreloadAdvice
@@ -50,7 +51,7 @@ def plan_start(config: Config, environ: Mapping[str, str]) -> Start:
         SlotsError: the number of workers cannot be had.
     """
     options = config.launch
-    check_nodes(options)
+    rendezvous = resolve_rendezvous(config, environ)
     entry = entry_of(options, sys.executable, environ.get("PYTHON_EXEC"))
     _check_entry(entry, environ)
     slots = resolve(options.nproc_per_node, environ)
@@ -60,7 +61,11 @@ def plan_start(config: Config, environ: Mapping[str, str]) -> Start:
         except ValueError as error:
             raise UsageError(str(error)) from None
     return Start(
-        slots, entry, _advise(config, entry, environ), environment.of_every_worker(environ, slots.count)
+        rendezvous,
+        slots,
+        entry,
+        _advise(config, entry, environ),
+        environment.of_every_worker(environ, slots.count),
     )
 
 

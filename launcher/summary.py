@@ -1,14 +1,17 @@
 """The account of a failed job that is printed at its end, in the layout that torchrun's readers know. Pure.
 
 The labels and the lines that tools search for are those of torch.distributed.elastic.multiprocessing.errors.
-Unlike there, the root cause comes first, and ranks that the agent itself stopped are no failures.
+Unlike there, the root cause comes first, ranks that the agent itself stopped are no failures, and the root
+cause may be on another node, or be one.
 """
 
 from __future__ import annotations
 
 import datetime
+from dataclasses import dataclass
 
 from ftrun.monitor.incident import Incident, RankExit
+from ftrun.monitor.rank_lists import name_ranks
 from ftrun.monitor.signal_names import signal_name
 
 NO_OTHER_FAILURES = "<NO_OTHER_FAILURES>"
@@ -30,41 +33,82 @@ def failure_summary(
 ) -> str:
     """Several lines, without a newline at the end.
 
-    `binary` is the program that each worker runs: the interpreter, or the user's own with --no-python.
-    `wall_offset_s` is what turns this node's CLOCK_MONOTONIC into UTC epoch: now by the wall clock minus now
-    by the other. Times are shown in local time, as torchrun does.
+    `binary` is the program that each worker runs: the interpreter, or the user's own with --no-python. `host`
+    is this node; `wall_offset_s` is what turns its CLOCK_MONOTONIC into UTC epoch: now by the wall clock
+    minus now by the other. What happened on another node is shown by what the incident says of that one.
+    Times are shown in local time, as torchrun does.
     """
+    hosts = _Hosts(incident, host, wall_offset_s)
     title = f"{script} FAILED"
-    root = _failure(0, incident.culprit, host, wall_offset_s)
+    is_of_node = incident.kind.is_of_node
+    root = _node(incident) if is_of_node else _failure(0, incident.culprit, hosts.of_culprit())
     why = [f"  cause     : {sentence}" for sentence in incident.reasons]
-    failures = [exit for exit in incident.collateral if exit.exit_code != 0 and not exit.is_stopped_by_agent]
-    ordered = sorted(failures, key=lambda exit: exit.failed_at)
+    failures = sorted((exit for exit in incident.collateral if exit.has_failed), key=hosts.order_of)
     others = [
-        line
-        for index, exit in enumerate(ordered, start=1)
-        for line in _failure(index, exit, host, wall_offset_s)
+        line for index, exit in enumerate(failures, start=1) for line in _failure(index, exit, hosts.of(exit))
     ] or [f"  {NO_OTHER_FAILURES}"]
-    stopped = _stopped(incident)
     body = ["Root Cause (first observed failure):", *root[:1], *why, *root[1:]]
-    logs = [f"Logs: {log_dir}"] if log_dir is not None else []
+    left = [f"Not shown: {incident.left_out} more ranks"] if incident.left_out else []
+    logs = [] if log_dir is None else [f"{'Logs' if incident.node == host else f'Logs on {host}'}: {log_dir}"]
     width = min(_MAX_WIDTH, max(map(len, [title, *body, *others])))
     border, rule = "=" * width, "-" * width
-    tail = [rule, "Other failures:", *others, *stopped, *logs, border]
-    return "\n".join([*_announcement(incident.culprit, binary), border, title, rule, *body, *tail])
+    tail = [rule, "Other failures:", *others, *_stopped(incident), *left, *logs, border]
+    return "\n".join([*_announcement(incident, binary), border, title, rule, *body, *tail])
 
 
-def _announcement(exit: RankExit, binary: str) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Hosts:
+    """Where each rank of an incident ran, and what its clock means."""
+
+    incident: Incident
+    own: str
+    own_wall_offset_s: float
+
+    def of_culprit(self) -> tuple[str, float | None]:
+        """Name of its node, and what turns that node's times into UTC epoch; None if unknown."""
+        return self._known(self.incident.node, self.incident.wall_offset_s)
+
+    def of(self, exit: RankExit) -> tuple[str, float | None]:
+        """The same for a rank of the collateral."""
+        place = self._place(exit)
+        if place < 0:
+            return self.of_culprit()
+        host = self.incident.hosts[place]
+        return self._known(host.node, host.wall_offset_s)
+
+    def order_of(self, exit: RankExit) -> tuple[int, float]:
+        """By node, the culprit's first, and on each by time: times of two nodes are not comparable."""
+        return self._place(exit), exit.failed_at
+
+    def _place(self, exit: RankExit) -> int:
+        places = (place for place, host in enumerate(self.incident.hosts) if exit.rank in host.ranks)
+        return next(places, -1)
+
+    def _known(self, node: str, wall_offset_s: float) -> tuple[str, float | None]:
+        return node, self.own_wall_offset_s if node == self.own else wall_offset_s or None
+
+
+def _announcement(incident: Incident, binary: str) -> list[str]:
     """The two lines by which tools find torchrun's summary and the rank to blame."""
-    where = f"local_rank: {exit.local_rank} (pid: {exit.pid}) of binary: {binary}"
-    return [f"failed (exitcode: {exit.exit_code}) {where}", f"{_CHILD_FAILED_ERROR}:"]
+    exit = incident.culprit
+    where = (
+        f"(exitcode: {exit.exit_code}) local_rank: {exit.local_rank} (pid: {exit.pid}) of binary: {binary}"
+    )
+    what = f": {incident.reasons[0]}" if incident.kind.is_of_node else f" {where}"
+    return [f"failed{what}", f"{_CHILD_FAILED_ERROR}:"]
 
 
-def _failure(index: int, exit: RankExit, host: str, wall_offset_s: float) -> list[str]:
-    when = datetime.datetime.fromtimestamp(exit.failed_at + wall_offset_s)
+def _node(incident: Incident) -> list[str]:
+    return ["[0]:", f"  host      : {incident.node or _NOT_AVAILABLE}"]
+
+
+def _failure(index: int, exit: RankExit, where: tuple[str, float | None]) -> list[str]:
+    host, wall_offset_s = where
+    when = _NOT_AVAILABLE if wall_offset_s is None else _shown(exit.failed_at + wall_offset_s)
     name = signal_name(exit.exit_code)
     head = [
         f"[{index}]:",
-        f"  time      : {when.isoformat('_', 'milliseconds')}",
+        f"  time      : {when}",
         f"  host      : {host}",
         f"  rank      : {exit.rank} (local_rank: {exit.local_rank})",
         # Two blanks before the name, as torchrun has it.
@@ -72,6 +116,10 @@ def _failure(index: int, exit: RankExit, host: str, wall_offset_s: float) -> lis
         f"  error_file: {exit.error_file if exit.error is not None and exit.error_file else _NOT_AVAILABLE}",
     ]
     return [*head, *_explanation(exit)]
+
+
+def _shown(ts: float) -> str:
+    return datetime.datetime.fromtimestamp(ts).isoformat("_", "milliseconds")
 
 
 def _explanation(exit: RankExit) -> list[str]:
@@ -93,7 +141,5 @@ def _labelled(label: str, lines: list[str]) -> list[str]:
 
 
 def _stopped(incident: Incident) -> list[str]:
-    ranks = sorted(exit.rank for exit in incident.collateral if exit.is_stopped_by_agent)
-    if not ranks:
-        return []
-    return [f"Stopped by the agent: rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"]
+    ranks = [exit.rank for exit in incident.collateral if exit.is_stopped_by_agent]
+    return [f"Stopped by the agent: {name_ranks(ranks)}"] if ranks else []

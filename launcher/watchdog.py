@@ -36,6 +36,8 @@ class Watchdog:
         self._longest = Longest()
         self.signs: dict[int, Signs] = {}
         """What each rank was last seen with."""
+        self.standstill: Verdict | None = None
+        """No rank of this node moves, as of the last look; None if one does."""
         self.next_look_at: float | None = None
         """When `look` is wanted (CLOCK_MONOTONIC, seconds); None while nothing runs."""
 
@@ -54,6 +56,7 @@ class Watchdog:
         self._readers = {worker.rank: SignsReader(worker.pid, now) for worker in workers}
         self._stall = stall.begin_round(self._stall)
         self.signs = {}
+        self.standstill = None
         self.next_look_at = now + LOOK_EVERY_S
 
     def wake(self) -> None:
@@ -62,14 +65,14 @@ class Watchdog:
             self.next_look_at = 0.0
 
     def look(self, now: float) -> Verdict | None:
-        """Look at every rank; the verdict if one of them, or the job, is hung."""
+        """Look at every rank; the verdict if one of them is hung by its own limits."""
         heartbeats = self._heartbeats()
         before, self.signs = self.signs, self._read(heartbeats, now, is_full=False)
         for rank, signs in self.signs.items():
             self._longest = note(self._longest, before.get(rank), signs)
         self._stall = stall.observe(self._stall, self.signs, now, LOOK_EVERY_S)
         verdict = judge_ranks(heartbeats, self.signs, now, self._stall.attention, self._stall.quiet_since)
-        verdict = verdict or stall.judge(self._stall, now, self._limits)
+        self.standstill = stall.judge(self._stall, now, self._limits)
         self.next_look_at = None if verdict else self._next_look(heartbeats, now)
         return verdict
 
@@ -117,7 +120,7 @@ class Watchdog:
     def _next_look(self, heartbeats: Mapping[int, RankHeartbeats], now: float) -> float:
         ends = [
             next_check_at(heartbeats, self.signs, self._stall.quiet_since),
-            stall.next_judgement_at(self._stall, self._limits),
+            None if self.standstill else stall.next_judgement_at(self._stall, self._limits),
         ]
         # A limit is passed when it is exceeded, not when it is reached.
         soonest = min((end + _SOONEST_S for end in ends if end is not None), default=now + LOOK_EVERY_S)

@@ -1,85 +1,32 @@
-"""From the evidence of a failed round to one incident: what failed first, and what only fell with it. Pure.
+"""From the evidence of all nodes to one incident: what failed first, and what only fell with it. Pure.
 
-The rules are the tables of `ftrun.monitor.signatures`; what to do about the incident is decided elsewhere.
+What a single exit was is `ftrun.monitor.failures`'; what to do about the incident is decided elsewhere. Times
+are never compared between nodes, since each has its own clock: causes are told from their echoes.
 """
 
 from __future__ import annotations
 
-import re
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftrun.monitor import signatures
-from ftrun.monitor.incident import ErrorRecord, Evidence, Incident, IncidentKind, RankExit
+from ftrun.monitor.failures import (
+    ECHO_WINDOW_S,
+    Suspect,
+    count,
+    crashed_in_stop,
+    fingerprint,
+    root_of,
+    without_noise,
+)
+from ftrun.monitor.incident import ErrorRecord, Evidence, Host, Incident, IncidentKind, RankExit
 from ftrun.monitor.liveness import Rule, Verdict
-from ftrun.monitor.signal_names import signal_name
+from ftrun.monitor.rank_lists import list_ranks, name_ranks
 
-ECHO_WINDOW_S = 5.0
-"""How much later than its echo a root cause may be seen. The peers of a dying process notice its closed
-sockets before the agent sees its exit: writing a core file or freeing the memory and device mappings of a
-large process takes seconds. 5 s is also the default grace after a failure, after which the agent kills."""
+__all__ = ["ECHO_WINDOW_S", "LostNode", "diagnose"]
 
-_FINGERPRINT_LENGTH = 300
-_MESSAGE_LENGTH = 300
-_EXCEPTION_LINE = re.compile(r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt))(?:: (?P<message>.*))?$")
-# torch.distributed's excepthook puts it before each line of a traceback.
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What one rank's exit was, seen by itself."""
-
-    kind: IncidentKind
-    what: str
-    """Follows "rank 1 (pid 4242) "."""
-    hint: str = ""
-
-    @property
-    def is_echo(self) -> bool:
-        return self.kind is IncidentKind.COMMUNICATION_ERROR
-
-
-@dataclass(frozen=True, slots=True)
-class _Suspect:
-    """A failed exit with what is known around it."""
-
-    exit: RankExit
-    evidence: Evidence
-    verdict: _Verdict
-
-
-def diagnose(evidences: Sequence[Evidence]) -> Incident:
-    """The incident behind a failed round; `evidences` holds one entry per node, the first to fail first.
-
-    The root cause is the failure that happened first on its node. A communication error is the echo of
-    another rank's failure when there is one before it or within `ECHO_WINDOW_S` after it. Between nodes times
-    are not compared, since each node has its own clock: a failure that is no echo wins, then the order given.
-
-    Raises:
-        ValueError: Nothing failed: every exit is 0 or the agent's own doing.
-    """
-    hung = next((evidence for evidence in evidences if evidence.hang is not None), None)
-    if hung is not None and hung.hang is not None:
-        return _hang_incident(hung, hung.hang, evidences)
-    roots = [root for evidence in evidences if (root := _root_of(evidence)) is not None]
-    if not roots:
-        raise ValueError("no rank failed by itself: every exit is 0 or was caused by the agent")
-    root = next((suspect for suspect in roots if not suspect.verdict.is_echo), roots[0])
-    others = [exit for evidence in evidences for exit in evidence.exits if exit is not root.exit]
-    collateral = tuple(exit for exit in others if exit.exit_code != 0 or exit.is_stopped_by_agent)
-    return Incident(
-        kind=root.verdict.kind,
-        round_number=root.evidence.round_number,
-        node=root.evidence.node,
-        culprit=root.exit,
-        reasons=_reasons(root, collateral),
-        fingerprint=fingerprint(root.verdict.kind, root.exit),
-        has_progressed=any(evidence.has_progressed for evidence in evidences),
-        collateral=collateral,
-    )
-
+_UNKNOWN_RANK = -1
+_FAILED = 1
+"""Exit code of a rank that stands for its node: of any failure, as a script that raises has it."""
 
 _HANG_KINDS = {
     Rule.INITIAL: IncidentKind.HANG_INITIAL,
@@ -90,198 +37,236 @@ _HANG_KINDS = {
 }
 
 
-def _hang_incident(evidence: Evidence, hang: Verdict, evidences: Sequence[Evidence]) -> Incident:
-    """A hang is known before anything fails: what the ranks did when they were ended for it says nothing."""
+@dataclass(frozen=True, slots=True)
+class LostNode:
+    """A node of the round that did not come back from it as it was."""
+
+    node: str
+    first_rank: int
+    slots: int
+    """Ranks that it had."""
+    reason: str
+    """How that is known, e.g. "no keep-alive for 5.2 s" or "its agent was started again"."""
+    is_left: bool
+    """It said so itself: it was told to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """What may have ended the round."""
+
+    kind: IncidentKind
+    node: str
+    culprit: RankExit
+    reasons: tuple[str, ...]
+    fingerprint: str
+
+    @property
+    def is_echo(self) -> bool:
+        """It may be what another node's end looks like from here."""
+        return self.kind in (IncidentKind.COMMUNICATION_ERROR, IncidentKind.UNREACHABLE)
+
+    @property
+    def is_hang(self) -> bool:
+        return self.kind in _HANG_KINDS.values()
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """All that is known of the end of a round."""
+
+    evidences: Sequence[Evidence]
+    lost: Sequence[LostNode]
+    first_node: str
+
+    @property
+    def has_several_nodes(self) -> bool:
+        names = {evidence.node for evidence in self.evidences} | {lost.node for lost in self.lost}
+        return len(names) > 1
+
+    @property
+    def number(self) -> int:
+        return max((evidence.round_number for evidence in self.evidences), default=-1)
+
+
+def diagnose(
+    evidences: Sequence[Evidence],
+    lost: Sequence[LostNode] = (),
+    first_node: str = "",
+    stop_reason: str = "",
+) -> Incident:
+    """The incident behind a failed round; `evidences` holds one entry per node, in the order of their ranks.
+
+    `first_node` is the node that ordered the stop because of a failure of its own, or that was lost; "" if
+    that is not known. `stop_reason` is why the round was stopped, for an end in which nothing failed.
+
+    On each node the root cause is the failure that happened first. A communication error is the echo of
+    another rank's failure when there is one before it or within `ECHO_WINDOW_S` after it. Of all nodes, the
+    first of these that there is:
+
+    1. what failed on `first_node` and is no echo; silence of its ranks only if no node is lost, since that is
+       what a lost node causes;
+    2. a lost node;
+    3. ranks that hang; the start of workers, or a rank, that failed and is no echo;
+    4. no way from a node to the store by which the workers find each other;
+    5. a rank that crashed while it was being stopped, if there are echoes to explain;
+    6. an echo, as a communication error of its own;
+    7. nothing that is known, with `stop_reason`.
+
+    Among equals `first_node` comes first, then the order given.
+
+    Raises:
+        ValueError: Nothing failed, every exit is 0 or the agent's own doing, and no `stop_reason` is given.
+    """
+    round_ = _Round(evidences, lost, first_node)
+    cause = _find_cause(round_) or (_unknown(round_, stop_reason) if stop_reason else None)
+    if cause is None:
+        raise ValueError("no rank failed by itself: every exit is 0 or was caused by the agent")
+    collateral, hosts = _fallen(round_, cause)
+    return Incident(
+        kind=cause.kind,
+        round_number=round_.number,
+        node=cause.node,
+        culprit=cause.culprit,
+        reasons=(*cause.reasons, *_reasons_around(round_, cause, collateral)),
+        fingerprint=cause.fingerprint,
+        has_progressed=any(evidence.has_progressed for evidence in evidences),
+        collateral=collateral,
+        wall_offset_s=next((one.wall_offset_s for one in evidences if one.node == cause.node), 0.0),
+        hosts=hosts,
+        left_out=sum(evidence.left_out for evidence in evidences),
+    )
+
+
+def _find_cause(round_: _Round) -> _Cause | None:
+    evidences = sorted(round_.evidences, key=lambda one: one.node != round_.first_node)
+    lost = sorted(round_.lost, key=lambda one: one.node != round_.first_node)
+    hung = [(one, one.hang) for one in evidences if one.hang is not None]
+    hangs = [_hang(round_, *pair) for pair in sorted(hung, key=lambda pair: not pair[1].culprits)]
+    # What ranks did when they were ended for a hang says nothing.
+    failures = [_own_failure(round_, one) for one in evidences if one.hang is None]
+    own = [cause for cause in failures if cause is not None and not cause.is_echo]
+    echoes = [cause for cause in failures if cause is not None and cause.is_echo]
+    is_explained = any(one.node == round_.first_node for one, _ in hung) and all(one.is_left for one in lost)
+    ranked: tuple[Sequence[_Cause], ...] = (
+        [cause for cause in own if cause.node == round_.first_node],
+        hangs if is_explained else (),
+        [_lost(one) for one in lost],
+        hangs,
+        own,
+        [cause for cause in echoes if cause.kind is IncidentKind.UNREACHABLE],
+        _crashes(round_, evidences) if echoes else (),
+        echoes,
+    )
+    return next((cause for causes in ranked for cause in causes), None)
+
+
+def _own_failure(round_: _Round, evidence: Evidence) -> _Cause | None:
+    if evidence.start_failure:
+        return _failed_start(round_, evidence)
+    root = root_of(evidence)
+    failed = None if root is None else _failed_rank(round_, root)
+    if evidence.unreachable and (failed is None or failed.is_echo):
+        return _no_way(evidence)
+    return failed
+
+
+def _crashes(round_: _Round, evidences: Sequence[Evidence]) -> list[_Cause]:
+    crashes = (crashed_in_stop(evidence) for evidence in evidences)
+    return [_failed_rank(round_, crash) for crash in crashes if crash is not None]
+
+
+def _failed_rank(round_: _Round, root: Suspect) -> _Cause:
+    exit, finding, node = root.exit, root.finding, root.evidence.node
+    where = f" on node {node}" if round_.has_several_nodes else ""
+    reasons = [f"rank {exit.rank}{where} (pid {exit.pid}) {finding.what}"]
+    if finding.hint:
+        reasons.append(finding.hint)
+    steps = count(exit.steps, "step") if exit.steps else "not done a step"
+    reasons.append(f"it had {'done ' if exit.steps else ''}{steps} in round {root.evidence.round_number}")
+    return _Cause(finding.kind, node, exit, tuple(reasons), fingerprint(finding.kind, exit))
+
+
+def _hang(round_: _Round, evidence: Evidence, hang: Verdict) -> _Cause:
+    """A hang is known before anything fails."""
     blamed = [*hang.culprits, *([] if hang.rank is None else [hang.rank])]
     exits = sorted(
         evidence.exits, key=lambda exit: blamed.index(exit.rank) if exit.rank in blamed else len(blamed)
     )
-    others = [exit for one in evidences for exit in one.exits if exit is not exits[0]]
     kind = _HANG_KINDS[hang.rule]
-    return Incident(
-        kind=kind,
-        round_number=evidence.round_number,
-        node=evidence.node,
-        culprit=exits[0],
-        reasons=(hang.sentence,),
-        fingerprint=f"{kind.value}|{','.join(map(str, hang.culprits))}",
-        has_progressed=any(one.has_progressed for one in evidences),
-        collateral=tuple(others),
+    return _Cause(
+        kind,
+        evidence.node,
+        exits[0] if exits else _stand_in(blamed[0] if blamed else _UNKNOWN_RANK),
+        (hang.sentence, f"seen on node {evidence.node}") if round_.has_several_nodes else (hang.sentence,),
+        f"{kind.value}|{','.join(map(str, hang.culprits))}",
     )
 
 
-def fingerprint(kind: IncidentKind, exit: RankExit) -> str:
-    """Equal for two failures that are the same: without numbers, addresses and names of temporary files."""
-    error = _error_of(exit)
-    if error is None:
-        return f"{kind.value}|{_exit_name(exit.exit_code)}"
-    text = error.message
-    for pattern, replacement in signatures.FINGERPRINT_NOISE:
-        text = pattern.sub(replacement, text)
-    return f"{kind.value}|{error.type_name}|{text.strip()[:_FINGERPRINT_LENGTH]}|{error.frame}"
-
-
-def _root_of(evidence: Evidence) -> _Suspect | None:
-    """The node's own first failure."""
-    failed = [exit for exit in evidence.exits if exit.exit_code != 0]
-    own = [exit for exit in failed if not exit.is_stopped_by_agent]
-    if not own:
-        return None
-    # The agent stops a group when it sees the first exit. A rank whose exception is older than that was
-    # failing by itself and was only slow to leave.
-    stop_at = min(exit.exited_at for exit in own)
-    slow = [exit for exit in failed if exit.is_stopped_by_agent and exit.error and exit.failed_at < stop_at]
-    suspects = _suspects([*own, *slow], evidence)
-    horizon = suspects[0].exit.failed_at + ECHO_WINDOW_S
-    window = [suspect for suspect in suspects if suspect.exit.failed_at <= horizon]
-    crashed = [exit for exit in failed if exit.exited_at <= horizon and _is_no_stop(exit, evidence)]
-    candidates = [*window, *_suspects(crashed, evidence)]
-    return next((suspect for suspect in candidates if not suspect.verdict.is_echo), suspects[0])
-
-
-def _suspects(exits: Sequence[RankExit], evidence: Evidence) -> list[_Suspect]:
-    ordered = sorted(exits, key=lambda exit: exit.failed_at)
-    return [_Suspect(exit, evidence, _judge(exit, evidence)) for exit in ordered]
-
-
-def _is_no_stop(exit: RankExit, evidence: Evidence) -> bool:
-    """Whether a rank that ended while the agent stopped the group must have died of something else.
-
-    Only asked when all others are echoes: a stopped process may also crash in its own tear-down.
-    """
-    is_crash = -exit.exit_code in signatures.CRASH_SIGNALS
-    is_oom = exit.exit_code == -signal.SIGKILL and evidence.oom_kills > 0
-    return exit.is_stopped_by_agent and (is_crash or is_oom)
-
-
-def _judge(exit: RankExit, evidence: Evidence) -> _Verdict:
-    # An uncaught exception is the cause even when the interpreter then died of a signal on its way out.
-    if (error := _error_of(exit)) is not None:
-        return _judge_exception(error, evidence, exit)
-    if exit.exit_code < 0:
-        return _judge_signal(-exit.exit_code, evidence, exit)
-    return _judge_exit_code(exit.exit_code, evidence, exit)
-
-
-def _judge_exception(error: ErrorRecord, evidence: Evidence, exit: RankExit) -> _Verdict:
-    for row in signatures.EXCEPTIONS:
-        if row.pattern.search(error.message) and (evidence.oom_kills > 0 or not row.needs_oom_kill):
-            is_oom = row.kind is IncidentKind.HOST_OOM
-            hint = _memory(evidence, exit) if is_oom else signatures.SIGNALS[signal.SIGBUS].hint
-            return _Verdict(row.kind, f"lost a data loader: {_shown(error)}", hint)
-    names = {error.type_name, *error.bases}
-    if names & (signatures.IMPORT_OR_SYNTAX_TYPES | signatures.IMPORT_OR_SYNTAX_SUBTYPES):
-        return _Verdict(IncidentKind.IMPORT_OR_SYNTAX_ERROR, f"raised {_shown(error)}")
-    if is_communication_error(error):
-        what = f"lost its connection to another rank: {_shown(error)}"
-        return _Verdict(IncidentKind.COMMUNICATION_ERROR, what)
-    oom = f"in the same round {_memory(evidence, exit)}" if evidence.oom_kills > 0 else ""
-    return _Verdict(IncidentKind.EXCEPTION, f"raised {_shown(error)}", oom)
-
-
-def is_communication_error(error: ErrorRecord) -> bool:
-    """Whether the exception says that another rank or the store is gone: by type, origin or what it says."""
-    names = {error.type_name, *error.bases}
-    if names & signatures.COMMUNICATION_TYPES:
-        return True
-    if names & signatures.CONNECTION_TYPES:
-        return _is_raised_by_torch_distributed(error)
-    if error.type_name not in signatures.COMMUNICATION_MESSAGE_TYPES:
-        return False
-    return any(row.pattern.search(error.message) for row in signatures.COMMUNICATION_MESSAGES)
-
-
-def _is_raised_by_torch_distributed(error: ErrorRecord) -> bool:
-    """Whether the innermost frame that is not the standard library's is torch.distributed's."""
-    paths = [match["path"] for match in signatures.TRACEBACK_FRAME.finditer(error.traceback)]
-    innermost = next((path for path in reversed(paths) if not signatures.STANDARD_LIBRARY.search(path)), "")
-    return signatures.TORCH_DISTRIBUTED.search(innermost) is not None
-
-
-def _judge_signal(number: int, evidence: Evidence, exit: RankExit) -> _Verdict:
-    if number == signal.SIGKILL and evidence.oom_kills > 0:
-        what = f"was killed by SIGKILL because host memory ran out: {_memory(evidence, exit)}"
-        return _Verdict(IncidentKind.HOST_OOM, what)
-    row = signatures.SIGNALS.get(number, signatures.OTHER_SIGNAL)
-    if row.kind is IncidentKind.ABORT and (echo := _abort_echo(exit.stderr_tail)):
-        return _Verdict(IncidentKind.COMMUNICATION_ERROR, f"was taken down by c10d (SIGABRT): {echo}")
-    return _Verdict(row.kind, row.sentence.format(name=_exit_name(-number)), row.hint)
-
-
-def _judge_exit_code(code: int, evidence: Evidence, exit: RankExit) -> _Verdict:
-    number = code - 128
-    if not 0 < number < signal.NSIG:
-        return _Verdict(IncidentKind.EXIT_CODE, f"ended with exit code {code}")
-    shell = f"exit code {code}, by which a shell reports that its program was ended by {_exit_name(-number)}"
-    if number == signal.SIGKILL and evidence.oom_kills > 0:
-        return _Verdict(IncidentKind.HOST_OOM, f"ended with {shell}: {_memory(evidence, exit)}")
-    return _Verdict(IncidentKind.EXIT_CODE, f"ended with {shell}")
-
-
-def _abort_echo(tail: Sequence[str]) -> str:
-    """The stderr line that shows the abort to be another rank's doing; "" if none does."""
-    if any(row.pattern.search(line) for row in signatures.LOCAL_ABORTS for line in tail):
-        return ""
-    hits = (line for line in tail for row in signatures.COMMUNICATION_ABORTS if row.pattern.search(line))
-    return next(hits, "").strip()[:_MESSAGE_LENGTH]
-
-
-def _error_of(exit: RankExit) -> ErrorRecord | None:
-    """The recorded exception, else the one that ends a Python traceback on stderr (`--no-python`)."""
-    if exit.error is not None or exit.exit_code != 1:
-        return exit.error
-    lines = [_RANK_PREFIX.sub("", line) for line in exit.stderr_tail if line.strip()]
-    has_traceback = any(line.startswith("Traceback (most recent call last)") for line in lines)
-    match = _EXCEPTION_LINE.match(lines[-1]) if has_traceback else None
-    if match is None:
-        return None
-    return ErrorRecord(match["type"].rpartition(".")[2], match["message"] or "", "\n".join(lines))
-
-
-def _reasons(root: _Suspect, collateral: Sequence[RankExit]) -> tuple[str, ...]:
-    exit, verdict = root.exit, root.verdict
-    reasons = [f"rank {exit.rank} (pid {exit.pid}) {verdict.what}"]
-    if verdict.hint:
-        reasons.append(verdict.hint)
-    reasons.append(
-        f"it had done {_count(exit.steps, 'step')} in round {root.evidence.round_number}"
-        if exit.steps
-        else f"it had not done a step in round {root.evidence.round_number}"
+def _failed_start(round_: _Round, evidence: Evidence) -> _Cause:
+    kind, reason = IncidentKind.START_FAILED, evidence.start_failure
+    where = f" on node {evidence.node}" if round_.has_several_nodes else ""
+    return _Cause(
+        kind,
+        evidence.node,
+        _stand_in(_first_rank(evidence), reason),
+        (f"the workers could not be started{where}: {reason}",),
+        f"{kind.value}|{without_noise(reason)}",
     )
-    if collateral:
-        ranks = ", ".join(str(other.rank) for other in sorted(collateral, key=lambda e: e.rank))
-        reasons.append(f"{_count(len(collateral), 'other rank')} fell with it: {ranks}")
+
+
+def _no_way(evidence: Evidence) -> _Cause:
+    kind, reason = IncidentKind.UNREACHABLE, evidence.unreachable
+    culprit = _stand_in(_first_rank(evidence), reason)
+    return _Cause(kind, evidence.node, culprit, (reason,), f"{kind.value}|{without_noise(reason)}")
+
+
+def _lost(lost: LostNode) -> _Cause:
+    kind = IncidentKind.PREEMPTED if lost.is_left else IncidentKind.NODE_LOST
+    ranks = name_ranks(range(lost.first_rank, lost.first_rank + lost.slots))
+    reasons = (_loss(lost), f"it had {ranks}")
+    return _Cause(kind, lost.node, _stand_in(lost.first_rank), reasons, f"{kind.value}|{lost.node}")
+
+
+def _loss(lost: LostNode) -> str:
+    return f"node {lost.node} {'left the job' if lost.is_left else 'was lost'}: {lost.reason}"
+
+
+def _unknown(round_: _Round, stop_reason: str) -> _Cause:
+    kind = IncidentKind.UNKNOWN
+    ordered = sorted(round_.evidences, key=lambda one: one.node != round_.first_node)
+    rank = _first_rank(ordered[0]) if ordered else _UNKNOWN_RANK
+    node = ordered[0].node if ordered else round_.first_node
+    return _Cause(kind, node, _stand_in(rank), (stop_reason,), f"{kind.value}|{without_noise(stop_reason)}")
+
+
+def _first_rank(evidence: Evidence) -> int:
+    return min((exit.rank for exit in evidence.exits), default=_UNKNOWN_RANK)
+
+
+def _stand_in(rank: int, text: str = "") -> RankExit:
+    """The culprit of an incident that is a whole node's: no process, and the exit code of any failure."""
+    error = ErrorRecord("", text, "") if text else None
+    return RankExit(rank, 0, 0, _FAILED, 0.0, is_stopped_by_agent=False, error=error)
+
+
+def _fallen(round_: _Round, cause: _Cause) -> tuple[tuple[RankExit, ...], tuple[Host, ...]]:
+    """The other ranks that failed or were stopped, and where those of other nodes that failed ran."""
+    collateral: list[RankExit] = []
+    hosts = []
+    for evidence in round_.evidences:
+        others = [exit for exit in evidence.exits if exit is not cause.culprit]
+        fallen = [exit for exit in others if exit.exit_code != 0 or exit.is_stopped_by_agent or cause.is_hang]
+        collateral += fallen
+        failed = tuple(exit.rank for exit in fallen if exit.has_failed)
+        if failed and evidence.node != cause.node:
+            hosts.append(Host(evidence.node, failed, evidence.wall_offset_s))
+    return tuple(collateral), tuple(hosts)
+
+
+def _reasons_around(round_: _Round, cause: _Cause, collateral: Sequence[RankExit]) -> tuple[str, ...]:
+    reasons = [f"also, {_loss(lost)}" for lost in round_.lost if lost.node != cause.node]
+    if collateral and not cause.is_hang:
+        ranks = list_ranks(exit.rank for exit in collateral)
+        reasons.append(f"{count(len(collateral), 'other rank')} fell with it: {ranks}")
     return tuple(reasons)
-
-
-def _memory(evidence: Evidence, exit: RankExit) -> str:
-    parts = [f"the kernel counted {_count(evidence.oom_kills, 'OOM kill')} in this cgroup"]
-    if evidence.memory_limit_bytes is not None:
-        parts.append(f"memory limit {format_bytes(evidence.memory_limit_bytes)}")
-    if exit.max_rss_bytes > 0:
-        parts.append(f"largest resident size of rank {exit.rank} {format_bytes(exit.max_rss_bytes)}")
-    return ", ".join(parts)
-
-
-def format_bytes(count: int) -> str:
-    """A size for people, in binary units: "1.5 GiB"."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count / 1024:.0f} KiB"
-
-
-def _shown(error: ErrorRecord) -> str:
-    message = " ".join(error.message.split())
-    short = message if len(message) <= _MESSAGE_LENGTH else f"{message[:_MESSAGE_LENGTH]}..."
-    text = ": ".join(part for part in (error.type_name, short) if part)
-    return f"{text} ({error.frame})" if error.frame else text
-
-
-def _exit_name(exit_code: int) -> str:
-    """ "SIGKILL" for -9, "exit code 3" for 3."""
-    return signal_name(exit_code) or f"exit code {exit_code}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

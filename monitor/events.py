@@ -24,6 +24,17 @@ from ftrun.monitor.hang_events import RequestReceived as RequestReceived
 from ftrun.monitor.hang_events import StacksSaved as StacksSaved
 from ftrun.monitor.hang_events import TimeoutsCalculated as TimeoutsCalculated
 from ftrun.monitor.hang_events import TimeoutsObserved as TimeoutsObserved
+from ftrun.monitor.rendezvous_events import NodeJoined as NodeJoined
+from ftrun.monitor.rendezvous_events import NodeLeft as NodeLeft
+from ftrun.monitor.rendezvous_events import NodeLost as NodeLost
+from ftrun.monitor.rendezvous_events import NodeParked as NodeParked
+from ftrun.monitor.rendezvous_events import NodeRefused as NodeRefused
+from ftrun.monitor.rendezvous_events import RendezvousAwaited as RendezvousAwaited
+from ftrun.monitor.rendezvous_events import RoundStopOrdered as RoundStopOrdered
+from ftrun.monitor.rendezvous_events import StoreAwaited as StoreAwaited
+from ftrun.monitor.rendezvous_events import StoreConnected as StoreConnected
+from ftrun.monitor.rendezvous_events import StoreDegraded as StoreDegraded
+from ftrun.monitor.rendezvous_events import StoreLost as StoreLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +136,13 @@ class RoundClosed(Event):
     master_port: Annotated[int, "Port of the workers' store (MASTER_PORT)."]
     resume_from: Annotated[str | None, "Checkpoint handed to all ranks; null if there is none."]
     resume_step: Annotated[int | None, "Step of that checkpoint; null if its name tells none."]
+    nodes: Annotated[tuple[str, ...], "Nodes of the round, in group-rank order."]
+    spares: Annotated[tuple[str, ...], "Nodes that have joined and have no part in it."]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFailed(Event):
-    """The workers of a round could not be started; it is tried again after a pause."""
+    """The workers of a round could not be started on this node."""
 
     kind: ClassVar[str] = "round.failed"
     round: Round
@@ -352,4 +365,6 @@ VOCABULARY: tuple[type[Event], ...] = (
     GuardDegraded, NumaDegraded, LogLocated, RunEnded,
     HangDetected, StacksSaved, GraceEnded, RequestReceived, TimeoutsCalculated, TimeoutsObserved,
     HeartbeatsDegraded,
+    StoreConnected, StoreAwaited, StoreLost, StoreDegraded, NodeJoined, NodeLost, NodeLeft, NodeRefused,
+    NodeParked, RendezvousAwaited, RoundStopOrdered,
 )  # fmt: skip

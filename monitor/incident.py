@@ -53,6 +53,11 @@ class RankExit:
     """Optimizer steps (or client heartbeats) in this round."""
 
     @property
+    def has_failed(self) -> bool:
+        """It ended by itself, and not well."""
+        return self.exit_code != 0 and not self.is_stopped_by_agent
+
+    @property
     def failed_at(self) -> float:
         """Best known time of the failure itself: the exception's, else the exit's (CLOCK_MONOTONIC, s)."""
         if self.error is not None and self.error.recorded_at is not None:
@@ -75,6 +80,14 @@ class Evidence:
     """Memory limit of that cgroup; None if there is none or it cannot be read."""
     hang: Verdict | None = None
     """Why the agent stopped a round in which nothing had failed by itself."""
+    start_failure: str = ""
+    """Why the system would not start the workers; "" if it did."""
+    unreachable: str = ""
+    """Why the workers could not find each other: no way from this node to their store; "" if there is one."""
+    wall_offset_s: float = 0.0
+    """What turns this node's CLOCK_MONOTONIC into UTC epoch, so that others can show a time; 0 = unknown."""
+    left_out: int = 0
+    """Exits that were left out to keep the account of a large node small."""
 
 
 class IncidentKind(Enum):
@@ -94,6 +107,37 @@ class IncidentKind(Enum):
     HANG_STEADY = "hang_steady"
     HANG_SECTION = "hang_section"
     STALL = "stall"
+    NODE_LOST = "node_lost"
+    PREEMPTED = "preempted"
+    START_FAILED = "start_failed"
+    UNREACHABLE = "unreachable"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_of_node(self) -> bool:
+        """Whether no rank failed by itself: the culprit of the incident only stands for its node."""
+        return self in _KINDS_OF_NODES
+
+
+_KINDS_OF_NODES = frozenset(
+    {
+        IncidentKind.NODE_LOST,
+        IncidentKind.PREEMPTED,
+        IncidentKind.START_FAILED,
+        IncidentKind.UNREACHABLE,
+        IncidentKind.UNKNOWN,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where ranks of an incident ran."""
+
+    node: str
+    ranks: tuple[int, ...]
+    wall_offset_s: float
+    """As in the node's `Evidence`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +147,19 @@ class Incident:
     kind: IncidentKind
     round_number: int
     node: str
+    """The culprit's."""
     culprit: RankExit
+    """The rank that failed first. Where no rank did, one that stands for its node: the node's first rank (-1
+    if that is not known), pid 0, exit code 1."""
     reasons: tuple[str, ...]
     """Sentences a person can read, the most important first."""
     fingerprint: str
     """Equal for two failures that are the same: kind, type, message without numbers, innermost user frame."""
     has_progressed: bool
     collateral: tuple[RankExit, ...] = ()
+    wall_offset_s: float = 0.0
+    """Of the culprit's node, as in its `Evidence`; 0 = unknown."""
+    hosts: tuple[Host, ...] = ()
+    """Where the ranks of `collateral` that failed by themselves ran; none if all of them are on `node`."""
+    left_out: int = 0
+    """Exits of `collateral` that were left out to keep a message small."""

@@ -32,6 +32,8 @@ _ALWAYS = (
     ev.ProcessSwept, ev.RestartDecided, ev.RecoveryCompleted, ev.SignalReceived, ev.OutputDegraded,
     ev.StoreFailed, ev.GuardDegraded, ev.NumaDegraded, ev.StandbySuspended, ev.HangDetected,
     ev.GraceEnded, ev.RoundFailed, ev.StacksSaved, ev.RequestReceived, ev.HeartbeatsDegraded,
+    ev.StoreAwaited, ev.StoreLost, ev.StoreDegraded, ev.NodeLost, ev.NodeLeft, ev.NodeRefused, ev.NodeParked,
+    ev.RendezvousAwaited,
 )  # fmt: skip
 _DETAIL = (ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent)
 
@@ -107,7 +109,7 @@ def render_json(record: Record) -> str:
 def sentence(event: ev.Event) -> str:
     """The event in words, one line, without the time."""
     text = _job_sentence(event) or _worker_sentence(event) or _hang_sentence(event)
-    text = text or _trouble_sentence(event)
+    text = text or _node_sentence(event) or _trouble_sentence(event)
     # A line break in a path or an exception's text must not make a second, unmarked line.
     return " ".join(text.split("\n")) if text else f"{event.kind}: {event}"
 
@@ -121,10 +123,10 @@ def _job_sentence(event: ev.Event) -> str:
             )
         case ev.RoundClosed():
             resume = f", resuming from {event.resume_from}" if event.resume_from else ""
-            return (
-                f"round {event.round}: {event.world_size} {_plural('rank', event.world_size)}, "
-                f"store at {event.master_addr}:{event.master_port}{resume}"
-            )
+            ranks = f"{event.world_size} {_plural('rank', event.world_size)}"
+            nodes = f" on {len(event.nodes)} nodes ({', '.join(event.nodes)})" if len(event.nodes) > 1 else ""
+            store = f"store at {event.master_addr}:{event.master_port}"
+            return f"round {event.round}: {ranks}{nodes}, {store}{resume}"
         case ev.RoundFailed():
             return f"round {event.round} could not be started: {event.reason}"
         case ev.RoundStopped():
@@ -208,6 +210,38 @@ def _hang_sentence(event: ev.Event) -> str:
         case ev.HeartbeatsDegraded():
             return f"heartbeats of nvidia-resiliency-ext's clients are not served: {event.reason}"
     return ""
+
+
+def _node_sentence(event: ev.Event) -> str:
+    match event:
+        case ev.StoreConnected():
+            return f"{'serves' if event.is_host else 'found'} the rendezvous at {event.endpoint}"
+        case ev.StoreAwaited():
+            return f"waiting for the rendezvous, {_left(event.remaining_s)}: {event.reason}"
+        case ev.StoreLost():
+            return f"lost the rendezvous ({event.reason}); looking for it again, {_left(event.remaining_s)}"
+        case ev.StoreDegraded():
+            return f"rendezvous: {event.reason}"
+        case ev.NodeJoined():
+            slots = f"{event.slots} {_plural('slot', event.slots)}"
+            return f"node {event.name} has joined with {slots} ({event.address})"
+        case ev.NodeLost():
+            return f"lost node {event.name}: {event.reason}"
+        case ev.NodeLeft():
+            return f"node {event.name} leaves: {event.reason}"
+        case ev.NodeRefused():
+            return f"node {event.name} was refused: {event.reason}"
+        case ev.NodeParked():
+            return f"this node is a spare in round {event.round}, which runs on {', '.join(event.nodes)}"
+        case ev.RendezvousAwaited():
+            return f"waiting for {event.awaited}, {_left(event.remaining_s)}"
+        case ev.RoundStopOrdered():
+            return f"all nodes stop round {event.round}, says {event.by} ({event.cause}): {event.reason}"
+    return ""
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds:.0f} s left"
 
 
 def _limit(seconds: float | None) -> str:

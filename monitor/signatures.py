@@ -1,6 +1,6 @@
 """The tables by which a failure is recognised: types of exceptions, texts, signals. Pure data.
 
-Each row names where its text comes from. The rules that use them are in `ftrun.monitor.diagnosis`.
+Each row names where its text comes from. The rules that use them are in `ftrun.monitor.failures`.
 """
 
 from __future__ import annotations

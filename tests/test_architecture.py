@@ -38,11 +38,14 @@ OWNERS = {
     # Two read a format of their own, and only with an allow-list; the third only writes.
     "pickle": {"launcher/checkpoint_choice.py", "monitor/pickles.py", "monitor/workload_requests.py"},
     "nvidia_resiliency_ext": set[str](),
-    # NVML's child has a deadline that no process of a round has.
-    "subprocess": {"launcher/process.py", "healthchecks/nvml.py"},
+    # The children of health checks have deadlines that no process of a round has, and may outlive SIGKILL.
+    "subprocess": {"launcher/process.py", "healthchecks/probe_process.py", "healthchecks/children.py"},
     "multiprocessing": set[str](),
     "torch": {
         "launcher/store.py",
+        "launcher/store_client.py",
+        "launcher/store_external.py",
+        "launcher/store_tcp.py",
         "launcher/slots.py",
         "launcher/elastic_events.py",
         "launcher/logs_plugin.py",

@@ -51,8 +51,11 @@ def test_end_of_the_workers_decides(
         pytest.param(("--nosuch-option", "train.py"), "--nosuch-option", id="unknown option"),
         pytest.param(("--max-restarts", "many", "train.py"), "many", id="not a number"),
         pytest.param(("--nproc-per-node", "0", "train.py"), "--nproc-per-node", id="no workers"),
-        pytest.param(("--nnodes", "2", WORKER), "--nnodes 2", id="more nodes than are supported"),
-        pytest.param(("--nnodes", "1:4", WORKER), "--nnodes 1:4", id="perhaps more nodes"),
+        pytest.param(
+            ("--nnodes", "2", "--rdzv-backend", "c10d", WORKER),
+            "--rdzv-endpoint",
+            id="nodes that cannot meet",
+        ),
         pytest.param(("--rdzv-backend", "c10", WORKER), "--rdzv-backend", id="unknown rendezvous"),
         pytest.param(("nosuch/train.py",), "nosuch/train.py", id="missing script"),
         pytest.param(("-m", "nosuch.train"), "nosuch.train", id="missing module"),

@@ -13,14 +13,17 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from ftrun.launcher.checkpoint import find_newest_whole
+from ftrun.launcher.checkpoint import find_newest_whole, find_whole
 from ftrun.launcher.checkpoint_choice import (
     Candidate,
     MetadataError,
+    choose_common,
+    find_blind,
     order_newest_first,
     read_required_lengths,
     read_step,
 )
+from ftrun.launcher.messages import SeenCheckpoint
 
 
 def save(directory: Path) -> Path:
@@ -228,3 +231,56 @@ def test_choosing_does_not_import_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     assert result.stdout.split() == ["40", "False"]
+
+
+def test_newest_whole_ones_are_found_in_order_up_to_a_limit(tmp_path: Path) -> None:
+    """Torn ones are passed over with their reasons; what is older than the last one is not looked at."""
+    for step in (10, 20, 30, 40, 50):
+        save(tmp_path / f"step-{step}")
+    for step in (10, 40):
+        shard_of(tmp_path / f"step-{step}").unlink()
+    found = find_whole(tmp_path, limit=3)
+    assert [(one.path, one.step) for one in found.seen] == [
+        (str(tmp_path / f"step-{step}"), step) for step in (50, 30, 20)
+    ]
+    assert [one.path.name for one in found.skipped] == ["step-40"]
+    assert [one.path.name for one in find_whole(tmp_path, limit=9).skipped] == ["step-40", "step-10"]
+
+
+def test_missing_directory_has_no_whole_ones(tmp_path: Path) -> None:
+    """Before the first save a node has nothing to offer."""
+    assert find_whole(tmp_path / "not-there-yet").seen == ()
+
+
+def seen(*names: str) -> tuple[SeenCheckpoint, ...]:
+    """What a node offers, newest first; names are paths."""
+    return tuple(SeenCheckpoint(name, read_step(name)) for name in names)
+
+
+COMMON_CASES: dict[str, tuple[list[tuple[str, ...]], str | None, str | None, str]] = {
+    "no node has a directory": ([], None, None, ""),
+    "one node": ([("s40", "s30")], "s40", "s40", ""),
+    "all see the same": ([("s40", "s30"), ("s40", "s30")], "s40", "s40", ""),
+    "one is late": ([("s30", "s20"), ("s40", "s30")], "s30", "s40", "0"),
+    "one sees nothing": ([("s40",), (), ("s40",)], None, "s40", "1"),
+    "nobody sees anything": ([(), ()], None, None, ""),
+    "nothing in common": ([("s40",), ("s30",)], None, "s40", "1"),
+    "other names of one directory": ([("/a/s40",), ("/b/s40",)], None, "/a/s40", "1"),
+    "numbers decide": ([("s100", "s20"), ("s100", "s20")], "s100", "s100", ""),
+    "times decide without a number": ([("last", "s99"), ("last", "s99")], "last", "last", ""),
+    "times decide, as nodes have them": ([("s20", "s99", "last"), ("s20", "s99", "last")], "s20", "s20", ""),
+    "times, one is late": ([("first", "s9"), ("last", "first", "s9")], "first", "last", "0"),
+    "times, orders differ": ([("a", "b"), ("b", "a")], "a", "a", ""),
+}
+
+
+@pytest.mark.parametrize(("names", "common", "newest", "blind"), COMMON_CASES.values(), ids=COMMON_CASES)
+def test_newest_that_all_nodes_see_is_chosen_and_who_misses_the_newest_is_known(
+    names: list[tuple[str, ...]], common: str | None, newest: str | None, blind: str
+) -> None:
+    """All ranks load the same checkpoint; a node whose file system is late does not decide unseen."""
+    offers = [seen(*one) for one in names]
+    chosen = choose_common(offers)
+    assert (chosen.path if chosen else None) == common
+    best, missing = find_blind({str(place): offer for place, offer in enumerate(offers)})
+    assert ((best.path if best else None), "".join(missing)) == (newest, blind)

@@ -24,7 +24,7 @@ STARTED = events.RunStarted("job7", "train.py", 0, 2, "", 10, "0", "3")
 
 
 def closed(round_number: int) -> events.RoundClosed:
-    return events.RoundClosed(round_number, 2, round_number, "127.0.0.1", 29500, None, None)
+    return events.RoundClosed(round_number, 2, round_number, "127.0.0.1", 29500, None, None, (), ())
 
 
 def started(round_number: int, rank: int) -> events.WorkerStarted:

@@ -44,7 +44,7 @@ def test_everything_after_the_script_is_the_scripts() -> None:
         ("--rdzv-backend etcd-v2 --rdzv-endpoint h:2379", "--rdzv-backend"),
     ],
 )
-def test_options_for_several_nodes_are_told_to_have_no_effect(line: str, named: str) -> None:
+def test_options_for_several_nodes_have_no_effect_on_one(line: str, named: str) -> None:
     """What one node does not need is accepted, and named once with the reason."""
     (ignored,) = _parse(f"{line} x.py").ignored
     assert ignored.name == named

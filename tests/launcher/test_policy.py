@@ -6,8 +6,8 @@ import pytest
 
 from ftrun.launcher.config import RestartConfig
 from ftrun.launcher.model import Action, PastIncident
-from ftrun.launcher.policy import decide
-from ftrun.monitor.incident import Incident, IncidentKind, RankExit
+from ftrun.launcher.policy import decide, is_counted
+from ftrun.monitor.incident import ErrorRecord, Incident, IncidentKind, RankExit
 
 CONFIG = RestartConfig(backoff_initial=0.25, backoff_max=5.0)
 KIND = IncidentKind
@@ -21,9 +21,19 @@ def incident(
     return Incident(kind, 0, "node-a", culprit, ("rank 1 died",), fingerprint, progressed)
 
 
-def past(count: int, *, progressed: bool = False, fingerprint: str = "f") -> tuple[PastIncident, ...]:
+def past(
+    count: int, *, progressed: bool = False, fingerprint: str = "f", kind: IncidentKind = KIND.KILLED
+) -> tuple[PastIncident, ...]:
     """`count` earlier incidents, all alike."""
-    return (PastIncident(KIND.KILLED, fingerprint, progressed),) * count
+    return (PastIncident(kind, fingerprint, progressed),) * count
+
+
+def failed_start() -> Incident:
+    """A start of workers that the system would not allow, as diagnosis tells it."""
+    error = ErrorRecord("", "[Errno 11] no processes", "")
+    culprit = RankExit(0, 0, 0, 1, 0.0, is_stopped_by_agent=False, error=error)
+    reasons = ("the workers could not be started: [Errno 11] no processes",)
+    return Incident(KIND.START_FAILED, 0, "node-a", culprit, reasons, "f", False)
 
 
 def test_kill_after_progress_is_restarted_at_once():
@@ -99,3 +109,71 @@ def test_own_exit_code_is_passed_on_unless_it_is_one_of_ours(code: int, expected
     assert (
         decide(incident(KIND.EXIT_CODE, progressed=True, code=code), past(3), 3, CONFIG).exit_code == expected
     )
+
+
+@pytest.mark.parametrize("kind", [KIND.NODE_LOST, KIND.PREEMPTED, KIND.UNKNOWN])
+def test_lost_nodes_are_faults(kind: IncidentKind):
+    """Retried within the budget, at once after progress; the job fails as any other when it is used up."""
+    lost = incident(kind, progressed=True, code=1)
+    decision = decide(lost, past(2), 3, CONFIG)
+    assert (decision.action, decision.delay_s) == (Action.RESTART, 0.0)
+    stopped = decide(lost, past(3, kind=kind), 3, CONFIG)
+    assert (stopped.action, stopped.exit_code) == (Action.STOP, 1)
+    assert decide(incident(kind, code=1), past(1, kind=kind), 3, CONFIG).delay_s == 0.25
+
+
+@pytest.mark.parametrize("max_restarts", [0, 3, 100])
+def test_failed_starts_are_tried_again_a_few_times_whatever_the_budget(max_restarts: int):
+    """No worker has run, so it is no restart; the pause doubles while they follow each other."""
+    decisions = [
+        decide(failed_start(), past(n, kind=KIND.START_FAILED), max_restarts, CONFIG) for n in range(5)
+    ]
+    assert [decision.delay_s for decision in decisions] == [1.0, 2.0, 4.0, 8.0, 0.0]
+    assert [decision.action for decision in decisions] == [Action.RESTART] * 4 + [Action.STOP]
+    assert decisions[-1].exit_code == 94
+    assert decisions[-1].reason == (
+        "the workers could not be started 5 times in a row: [Errno 11] no processes"
+    )
+    assert decisions[0].reason == (
+        "start 2 of 5: the workers could not be started: [Errno 11] no processes, after a pause of 1 s"
+    )
+
+
+def test_workers_that_cannot_find_each_other_are_started_again_a_few_times() -> None:
+    """The way between two nodes may come back; if it does not, another set of nodes has to be found."""
+    reason = "node b cannot reach the workers' store on node a: 10.9.9.9:4321: connection timed out"
+    culprit = RankExit(1, 0, 0, 1, 0.0, is_stopped_by_agent=False, error=ErrorRecord("", reason, ""))
+    apart = Incident(KIND.UNREACHABLE, 0, "b", culprit, (reason,), "f", False)
+    decisions = [decide(apart, past(n, kind=KIND.UNREACHABLE), 0, CONFIG) for n in range(5)]
+    assert [decision.delay_s for decision in decisions] == [1.0, 2.0, 4.0, 8.0, 0.0]
+    assert decisions[0].reason == f"start 2 of 5: {reason}, after a pause of 1 s"
+    assert (decisions[-1].action, decisions[-1].exit_code) == (Action.STOP, 95)
+    assert decisions[-1].reason == f"the workers could not find each other 5 times in a row: {reason}"
+    assert decide(apart, past(4, kind=KIND.START_FAILED), 0, CONFIG).delay_s == 1.0
+
+
+def test_failed_starts_that_do_not_follow_each_other_begin_anew():
+    """A round that ran in between has shown that it works."""
+    history = past(4, kind=KIND.START_FAILED) + past(1)
+    assert decide(failed_start(), history, 3, CONFIG).delay_s == 1.0
+
+
+def test_failed_starts_use_no_restart_and_do_not_lengthen_the_pause():
+    """Only incidents that count are counted, named and waited for."""
+    history = past(2, kind=KIND.START_FAILED) + past(2, progressed=True) + past(2, kind=KIND.START_FAILED)
+    decision = decide(incident(), history, 3, CONFIG)
+    assert (decision.action, decision.delay_s) == (Action.RESTART, 0.0)
+    assert decision.reason.startswith("restart 3 of 3: ")
+
+
+def test_same_exception_around_a_failed_start_is_the_same_twice_in_a_row():
+    """The program has not changed because the machine was short of something."""
+    history = past(1) + past(1, kind=KIND.START_FAILED)
+    decision = decide(incident(KIND.EXCEPTION, code=1), history, 3, CONFIG)
+    assert (decision.action, decision.exit_code) == (Action.STOP, 93)
+
+
+def test_only_rounds_that_did_not_begin_do_not_count():
+    """Every other kind of incident uses up a restart."""
+    uncounted = [kind for kind in IncidentKind if not is_counted(kind)]
+    assert uncounted == [KIND.START_FAILED, KIND.UNREACHABLE]

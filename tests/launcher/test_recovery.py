@@ -25,7 +25,7 @@ def incident(recorded_at: float | None = None) -> Incident:
 
 def test_account_waits_for_the_slowest_rank():
     """Training is back when every rank has stepped, not when the first has."""
-    recovery = Recovery(incident(), 100.2, 100.3, 47)
+    recovery = Recovery(incident(), "n", 100.2, 100.3, 47)
     slow = PageSnapshot(main_started_at=100.4)
     quick = PageSnapshot(main_started_at=100.35, first_progress_at=100.5)
     assert recovery.completed(plan(), [quick, slow]) is None
@@ -40,12 +40,21 @@ def test_account_waits_for_the_slowest_rank():
 
 def test_detection_time_is_known_when_the_exception_was_stamped():
     """From the exception to the moment that the agent saw the exit."""
-    recovery = Recovery(incident(recorded_at=100.05), 100.2, 100.3, None)
+    recovery = Recovery(incident(recorded_at=100.05), "n", 100.2, 100.3, None)
     page = PageSnapshot(main_started_at=100.4, first_progress_at=100.6)
     account = recovery.completed(plan(), [page])
     assert account is not None
     assert account.detect_s == pytest.approx(0.15)
     assert account.steps_redone is None
+
+
+def test_detection_time_is_unknown_when_another_node_failed():
+    """Its stamps are by a clock that has nothing to do with this node's."""
+    recovery = Recovery(incident(recorded_at=100.05), "another", 100.2, 100.3, None)
+    page = PageSnapshot(main_started_at=100.4, first_progress_at=100.6)
+    account = recovery.completed(plan(), [page])
+    assert account is not None
+    assert account.detect_s is None
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+from dataclasses import replace
+
+import pytest
 
 from ftrun.launcher.summary import failure_summary
-from ftrun.monitor.incident import ErrorRecord, Incident, IncidentKind, RankExit
+from ftrun.monitor.incident import ErrorRecord, Host, Incident, IncidentKind, RankExit
 
 
 def exited(rank: int, code: int, *, stopped: bool = False, **more: object) -> RankExit:
@@ -14,7 +18,13 @@ def exited(rank: int, code: int, *, stopped: bool = False, **more: object) -> Ra
 
 def summary(culprit: RankExit, *collateral: RankExit, log_dir: str | None = None) -> str:
     reasons = (f"rank {culprit.rank} fell", "no OOM kill")
-    incident = Incident(IncidentKind.KILLED, 0, "n0", culprit, reasons, "f", True, collateral)
+    return told(
+        Incident(IncidentKind.KILLED, 0, "node-a", culprit, reasons, "f", True, collateral), log_dir=log_dir
+    )
+
+
+def told(incident: Incident, log_dir: str | None = None) -> str:
+    """As node-a tells it."""
     return failure_summary(
         "train.py", incident, binary="/bin/python", host="node-a", wall_offset_s=1.7e9, log_dir=log_dir
     )
@@ -104,3 +114,68 @@ def test_border_is_as_wide_as_the_text_up_to_a_limit() -> None:
     borders = [line for line in lines if line and set(line) == {"="}]
     assert len(borders) == 2
     assert len(borders[0]) == 60
+
+
+def time_line(ts: float) -> str:
+    return f"  time      : {datetime.datetime.fromtimestamp(ts).isoformat('_', 'milliseconds')}"
+
+
+def test_failure_on_another_node_is_shown_with_its_host_and_its_clock() -> None:
+    """The reader looks at the right machine's log at the right time."""
+    incident = Incident(
+        IncidentKind.KILLED, 0, "node-b", exited(3, -9), ("r",), "f", True, wall_offset_s=1.5e9
+    )
+    lines = told(incident, "/logs").split("\n")
+    assert "  host      : node-b" in lines
+    assert time_line(1.5e9 + 13.0) in lines
+    assert "Logs on node-a: /logs" in lines
+    unknown = told(replace(incident, wall_offset_s=0.0)).split("\n")
+    assert "  time      : <N/A>" in unknown
+
+
+def test_other_failures_are_shown_with_their_own_hosts_node_by_node() -> None:
+    """Times of two nodes do not make an order; the culprit's node comes first."""
+    hosts = (Host("node-a", (0,), 1.0), Host("node-c", (4, 5), 1.6e9))
+    collateral = (exited(5, 3), exited(4, 3), exited(0, 3), exited(2, 3))
+    incident = Incident(
+        IncidentKind.KILLED, 0, "node-b", exited(3, -9), ("r",), "f", True, collateral, 1.5e9, hosts
+    )
+    lines = told(incident).split("\n")
+    starts = [lines.index(f"[{number}]:") for number in range(1, 5)]
+    shown = [(lines[at + 1], lines[at + 2], lines[at + 3].split()[2]) for at in starts]
+    assert shown == [
+        (time_line(1.5e9 + 12.0), "  host      : node-b", "2"),
+        (time_line(1.7e9 + 10.0), "  host      : node-a", "0"),
+        (time_line(1.6e9 + 14.0), "  host      : node-c", "4"),
+        (time_line(1.6e9 + 15.0), "  host      : node-c", "5"),
+    ]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in IncidentKind if kind.is_of_node])
+def test_node_is_the_root_cause_without_lines_of_a_rank(kind: IncidentKind) -> None:
+    """Where no rank failed by itself none is shown as if it had."""
+    stand_in = RankExit(4, 0, 0, 1, 0.0, is_stopped_by_agent=False)
+    reasons = ("node node-b was lost: no keep-alive for 5.2 s", "it had ranks 4, 5")
+    incident = Incident(kind, 0, "node-b", stand_in, reasons, "f", True, (exited(0, -15, stopped=True),))
+    lines = told(incident).split("\n")
+    assert lines[0] == "failed: node node-b was lost: no keep-alive for 5.2 s"
+    assert lines[1] == "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    root = lines.index("Root Cause (first observed failure):")
+    assert lines[root + 1 : root + 5] == [
+        "[0]:",
+        "  cause     : node node-b was lost: no keep-alive for 5.2 s",
+        "  cause     : it had ranks 4, 5",
+        "  host      : node-b",
+    ]
+    assert "pid" not in "\n".join(lines)
+    assert "Stopped by the agent: rank 0" in lines
+
+
+def test_ranks_of_a_large_job_take_one_line() -> None:
+    """Thousands of stopped ranks are a range, and what was left out of the message is said."""
+    stopped = tuple(exited(rank, -15, stopped=True) for rank in range(1, 4096))
+    incident = Incident(
+        IncidentKind.KILLED, 0, "node-a", exited(0, -9), ("r",), "f", True, stopped, left_out=7
+    )
+    text = told(incident)
+    assert "\nStopped by the agent: ranks 1-4095\nNot shown: 7 more ranks\n" in text

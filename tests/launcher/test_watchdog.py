@@ -81,9 +81,9 @@ def node() -> Iterator[Node]:
 def look_until(
     watchdog: Watchdog, now: float, end: float, meanwhile: Callable[[], object] = lambda: None
 ) -> tuple[Verdict | None, float]:
-    """Looks when one is wanted, from `now` to `end`: the first verdict, and when the last look was."""
+    """Looks when one is wanted, from `now` to `end`: the first verdict or standstill, and when the last look was."""
     while True:
-        if verdict := watchdog.look(now):
+        if verdict := (watchdog.look(now) or watchdog.standstill):
             return verdict, now
         assert watchdog.next_look_at is not None
         assert now < watchdog.next_look_at <= now + LOOK_EVERY_S

@@ -109,7 +109,7 @@ def test_vocabulary_is_complete_and_well_formed() -> None:
     kinds = [event_type.kind for event_type in VOCABULARY]
     assert len(set(kinds)) == len(kinds)
     assert all(kind.count(".") == 1 for kind in kinds)
-    irregular = {"worker.unkillable", "process.swept"}
+    irregular = {"worker.unkillable", "process.swept", "node.lost", "store.lost", "node.left"}
     assert [kind for kind in kinds if not kind.endswith("ed") and kind not in irregular] == []
     # A dataclass without a docstring is given its signature as one.
     assert not [t.__name__ for t in VOCABULARY if not t.__doc__ or t.__doc__.startswith(f"{t.__name__}(")]

@@ -6,14 +6,20 @@ import argparse
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.distributed import run as torchrun
 from torch.distributed.argparse_util import check_env, env
 from torch.distributed.elastic.multiprocessing.api import Std as TorchStd
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from ftrun.launcher.command_line import OptionNames
 from ftrun.launcher.config import Config, LaunchOptions
+from ftrun.launcher.nodes import parse_endpoint
 from ftrun.launcher.option_table import OptionSpec
 from ftrun.launcher.options import ALL_OPTIONS, HelpRequested, UsageError, parse
+from ftrun.launcher.rendezvous_conf import read_conf
 from ftrun.launcher.streams import StdMap
 
 
@@ -260,3 +266,36 @@ def test_help_is_asked_for_in_the_same_ways(line: str, capsys: pytest.CaptureFix
     with pytest.raises(HelpRequested):
         parse([line], {})
     capsys.readouterr()
+
+
+_LABELS = st.from_regex(r"[a-zA-Z0-9_-]{1,8}(\.[a-zA-Z0-9_-]{1,8}){0,3}", fullmatch=True)
+_ADDRESSES = st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map(lambda address: f"[{address}]")
+
+
+@given(_LABELS | _ADDRESSES, st.none() | st.integers(1, 65535))
+def test_endpoints_are_the_same(host: str, port: int | None) -> None:
+    """Names and addresses, with and without a port, are the place that torch takes them for."""
+    text = host if port is None else f"{host}:{port}"
+    assert parse_endpoint(text, 29400) == parse_rendezvous_endpoint(text, 29400)
+
+
+@given(st.ip_addresses(v=6), st.integers(1, 65535))
+def test_endpoint_with_an_address_without_brackets_is_the_same(address: object, port: int) -> None:
+    """torch takes the last number for the port."""
+    text = f"{address}:{port}"
+    assert parse_endpoint(text, 29400) == parse_rendezvous_endpoint(text, 29400)
+
+
+@pytest.mark.parametrize(
+    "word", ["1", "0", "true", "FALSE", "T", "f", "Yes", "no", "y", "N", "on", "2", "maybe"]
+)
+def test_is_host_has_torchs_words(word: str) -> None:
+    """What torch takes for true or false is taken for the same, and the rest is refused."""
+    theirs = RendezvousParameters("c10d", "h", "i", 1, 2, is_host=word)
+    try:
+        expected = theirs.get_as_bool("is_host")
+    except ValueError:
+        with pytest.raises(UsageError):
+            read_conf((("is_host", word),), "c10d")
+    else:
+        assert read_conf((("is_host", word),), "c10d").is_host is expected

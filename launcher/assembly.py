@@ -1,0 +1,166 @@
+"""From the configuration to the parts of a job that need most of it: membership and watchdog."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+from ftrun.launcher import exchange as ex
+from ftrun.launcher import policy
+from ftrun.launcher.agent import Note
+from ftrun.launcher.config import Config
+from ftrun.launcher.hangs import Record
+from ftrun.launcher.hosting import Hosting
+from ftrun.launcher.membership import Membership, Self
+from ftrun.launcher.messages import Hello
+from ftrun.launcher.nodes import RendezvousSetting, describe_job, fingerprint_of
+from ftrun.launcher.quorum import Rules
+from ftrun.launcher.rounds import Offer
+from ftrun.launcher.watchdog import Watchdog
+from ftrun.monitor import events
+from ftrun.monitor.heartbeats import Timeouts
+from ftrun.monitor.server import HeartbeatServers
+from ftrun.monitor.sockets import SocketPathError
+from ftrun.monitor.stall_limits import StallLimits
+from ftrun.monitor.wire import ClientSettings
+
+
+def rules_of(setting: RendezvousSetting, config: Config) -> Rules:
+    """What the host agent goes by."""
+    world = config.ftrun.world
+    return Rules(
+        min_nodes=setting.min_nodes,
+        max_nodes=setting.max_nodes,
+        min_ranks=world.min_size or 0,
+        spares=world.spares,
+        grow=world.grow,
+        last_call_s=setting.last_call_timeout_s,
+        join_timeout_s=setting.join_timeout_s,
+        keep_alive_interval_s=setting.keep_alive_interval_s,
+        lost_after_s=setting.lost_after_s,
+        close_timeout_s=setting.close_timeout_s,
+        max_restarts=config.launch.max_restarts,
+        endpoint_host=setting.host,
+    )
+
+
+def make_membership(
+    me: Self,
+    run_id: str,
+    setting: RendezvousSetting,
+    config: Config,
+    post: Callable[[ex.Note], None],
+    offer: Callable[[], Offer],
+    record: Record,
+) -> Membership:
+    """This node's membership; `post` takes notes from any thread, `offer` makes ready for a round.
+
+    Raises:
+        BackendError: what the rendezvous backend needs is not installed.
+    """
+    options = config.launch
+    hello = Hello(
+        run_id=run_id,
+        epoch=me.agent.incarnation,
+        ftrun_version=metadata.version("ftrun"),
+        fingerprint=fingerprint_of(options),
+        job=describe_job(options),
+    )
+    exchange = _make_exchange(me, hello, setting, config, post)
+    rules = rules_of(setting, config)
+    decide = partial(policy.decide, max_restarts=options.max_restarts, config=config.ftrun.restart)
+    return Membership(
+        me,
+        exchange,
+        lambda now: Hosting(rules, exchange, decide, record, now),
+        offer,
+        record,
+        time.monotonic,
+    )
+
+
+def _make_exchange(
+    me: Self, hello: Hello, setting: RendezvousSetting, config: Config, post: Callable[[ex.Note], None]
+) -> ex.Exchange:
+    if setting.backend == "local":
+        return ex.LocalExchange(hello, me.agent, post)
+    from ftrun.launcher.store_exchange import StoreExchange
+    from ftrun.launcher.store_setting import StoreSetting
+
+    store = StoreSetting(
+        backend=setting.backend,
+        host=setting.host,
+        port=setting.port,
+        is_host=setting.is_host,
+        use_libuv=setting.use_libuv,
+        read_timeout_s=setting.read_timeout_s,
+        keep_alive_interval_s=setting.keep_alive_interval_s,
+        lost_after_s=setting.lost_after_s,
+        rank_hint=setting.rank_hint,
+        has_run_id=setting.run_id is not None,
+        same_arguments=config.ftrun.rdzv.same_arguments,
+        backend_conf=setting.backend_conf,
+    )
+    return StoreExchange(store, hello, me.agent, post, time.monotonic)
+
+
+def make_watchdog(
+    config: Config,
+    local_world_size: int,
+    directory: Path | None,
+    post: Callable[[Note], None],
+    record: Record,
+) -> Watchdog:
+    """What looks at the workers; its sockets are in `directory`, None for no service to NVRx's clients."""
+    section, timeouts = config.fault_tolerance, config.ftrun.timeouts
+    limits = Timeouts.from_config(
+        section.initial_rank_heartbeat_timeout,
+        section.rank_heartbeat_timeout,
+        dict(section.rank_section_timeouts),
+        section.rank_out_of_section_timeout,
+        section.num_warmup_iterations,
+    )
+    stall = StallLimits(
+        is_learning=timeouts.stall == "auto",
+        fixed_s=timeouts.stall if isinstance(timeouts.stall, float) else None,
+        floor_s=timeouts.stall_floor,
+        safety_factor=section.safety_factor,
+        initial_s=section.initial_rank_heartbeat_timeout,
+    )
+    servers = _serve_heartbeats(config, local_world_size, limits, directory, post, record)
+    return Watchdog(servers, limits, stall)
+
+
+def _serve_heartbeats(
+    config: Config,
+    local_world_size: int,
+    limits: Timeouts,
+    directory: Path | None,
+    post: Callable[[Note], None],
+    record: Record,
+) -> HeartbeatServers | None:
+    if directory is None:
+        return None
+    section = config.fault_tolerance
+    settings = ClientSettings(
+        section.safety_factor,
+        section.skip_section_response,
+        section.workload_check_interval,
+        signal.Signals[section.rank_termination_signal],
+    )
+    try:
+        return HeartbeatServers(
+            directory,
+            range(local_world_size),
+            limits,
+            settings,
+            lambda local_rank, state: post((local_rank, state)),
+            post,
+        )
+    except (OSError, SocketPathError) as error:
+        record(events.HeartbeatsDegraded(str(error)))
+        return None

@@ -1,0 +1,221 @@
+"""The host agent's part in a rendezvous as a state machine: who is there, and what they say. Pure.
+
+    FORMING -> RUNNING -> FORMING ...        any -> CLOSING -> DONE
+
+Events in, actions out; what follows from them for the rounds is `ftrun.launcher.host_rounds`'. All waiting is
+`deadline(state)`: the caller sends `Woke` when that time has come. One node alone is the same machine with
+one member. Times are this host's CLOCK_MONOTONIC, in seconds; what other agents' clocks say is never asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ftrun.launcher.host_rounds import can_grow, follow, next_telling
+from ftrun.launcher.host_state import (
+    Beats,
+    Decide,
+    Do,
+    Event,
+    HostState,
+    Presence,
+    Received,
+    Stage,
+    Step,
+    Stopped,
+    Tell,
+    Watch,
+    Woke,
+)
+from ftrun.launcher.messages import Agent, Bye, Join, Leave, Memory, Message, Moving, Quiet, Refused, Saved
+from ftrun.launcher.quorum import find_first_ranks
+from ftrun.monitor import events
+from ftrun.monitor.diagnosis import LostNode
+
+
+def deadline(state: HostState) -> float | None:
+    """When `Woke` does something; None while only messages can."""
+    if state.stage is Stage.CLOSING:
+        return state.closes_at
+    if state.stage is not Stage.FORMING:
+        return None
+    rules = state.rules
+    if state.last_call_at is None:  # not enough nodes yet
+        return min(next_telling(state), state.opened_at + rules.join_timeout_s)
+    if state.not_before > state.opened_at:
+        return min(next_telling(state), state.not_before)
+    return min(next_telling(state), state.last_call_at + rules.last_call_s)
+
+
+def advance(state: HostState, happened: Sequence[Event], now: float, decide: Decide) -> Step:
+    """Next state and what to do; events that no longer matter change nothing.
+
+    Several at once, because a thousand joins may come together.
+    """
+    if state.stage is Stage.DONE:
+        return state, ()
+    before = state.incarnations
+    actions: list[Do] = []
+    for event in happened:
+        state, taken = _take(state, event, now)
+        actions += taken
+    state, followed = follow(state, now, decide)
+    actions += followed
+    if state.incarnations != before:
+        actions.insert(0, Watch(tuple(one.agent for one in state.present.values())))
+    return state, tuple(actions)
+
+
+def _take(state: HostState, event: Event, now: float) -> Step:
+    match event:
+        case Received(message):
+            return _receive(state, message, now)
+        case Beats(seen):
+            return _judge_beats(state, seen, now)
+        case Stopped(sequence, order):
+            if state.stage is Stage.RUNNING and sequence == state.sequence - 1:
+                # Also if this one has just given another: all nodes have the order that came first.
+                return replace(state, order=order), ()
+            return state, ()
+        case Woke():
+            return state, ()
+
+
+def _receive(state: HostState, message: Message, now: float) -> Step:
+    if message.agent.incarnation in state.fenced:
+        return state, ()
+    match message:
+        case Join():
+            return _join(state, message, now)
+        case Leave(agent, reason, is_excluded):
+            if is_excluded:
+                excluded = tuple(dict.fromkeys((*state.memory.excluded, agent.node)))
+                state = replace(state, memory=replace(state.memory, excluded=excluded))
+            state, told = _lose(state, agent.incarnation, reason, is_left=True)
+            return state, told
+        case Quiet(agent, round_number) if _is_running(state, agent, round_number):
+            return replace(state, quiet={**state.quiet, agent.incarnation: message}), ()
+        case Moving(agent, round_number) if _is_running(state, agent, round_number):
+            others = {key: quiet for key, quiet in state.quiet.items() if key != agent.incarnation}
+            return replace(state, quiet=others), ()
+        case Saved(agent, round_number) if _is_running(state, agent, round_number):
+            return replace(state, has_saved=state.has_saved or can_grow(state)), ()
+        case Bye(agent) if state.stage is Stage.CLOSING:
+            return _without(state, agent.incarnation), ()
+        case Refused(agent, reason):
+            return state, (Tell(events.NodeRefused(agent.node, reason)),)
+    return state, ()
+
+
+def _is_running(state: HostState, agent: Agent, round_number: int) -> bool:
+    """Whether the message is about the round that runs, and from one of its agents."""
+    plan = state.plan
+    if state.stage is not Stage.RUNNING or plan is None or plan.memory.round_number != round_number:
+        return False
+    return any(seat.agent == agent for seat in plan.seats)
+
+
+def _join(state: HostState, join: Join, now: float) -> Step:
+    agent = join.agent
+    told: tuple[Do, ...] = ()
+    other = state.incarnations.get(agent.node)
+    if other is not None and other != agent.incarnation:
+        # A node runs one agent of a name at a time: the other one has died.
+        state, told = _lose(state, other, "its agent was started again")
+        state = replace(state, fenced=state.fenced | {other})
+    known = state.present.get(agent.incarnation)
+    if known is None:
+        known = Presence(agent, beat_at=now)
+        if state.rules.max_nodes + state.rules.spares > 1:
+            told += (Tell(events.NodeJoined(agent.node, join.slots, join.address)),)
+    if join.sequence == state.sequence and state.stage is not Stage.CLOSING:
+        known = replace(known, join=join)
+        state = _note_return(replace(state, memory=_merge(state.memory, join.memory)), join)
+    state = replace(
+        state,
+        present={**state.present, agent.incarnation: known},
+        incarnations={**state.incarnations, agent.node: agent.incarnation},
+    )
+    return state, told
+
+
+def _merge(ours: Memory, theirs: Memory) -> Memory:
+    """The later round's; nothing that only grows becomes less, whoever was cut off from whom."""
+    newer, older = (theirs, ours) if theirs.round_number > ours.round_number else (ours, theirs)
+    has_less = older.restart_count <= newer.restart_count and len(older.history) <= len(newer.history)
+    if has_less and set(older.excluded) <= set(newer.excluded):
+        return newer
+    return replace(
+        newer,
+        restart_count=max(newer.restart_count, older.restart_count),
+        history=max(newer.history, older.history, key=len),
+        excluded=tuple(dict.fromkeys((*older.excluded, *newer.excluded))),
+    )
+
+
+def _note_return(state: HostState, join: Join) -> HostState:
+    """Whether the agent comes from the last round, and how that ended for it."""
+    incarnation = join.agent.incarnation
+    if incarnation in state.back:
+        return replace(state, back={**state.back, incarnation: join})
+    if incarnation not in state.away or state.plan is None:
+        return state
+    if join.memory.round_number < state.plan.memory.round_number:
+        # Its connection broke just then: what it says of a round is of an earlier one.
+        return _without_seat(state, incarnation, "it has not heard of the round", False)
+    return replace(state, back={**state.back, incarnation: join}, away=state.away - {incarnation})
+
+
+def _judge_beats(state: HostState, seen: Mapping[str, int], now: float) -> Step:
+    """Who has been silent for too long while this agent was looking.
+
+    Time in which keep-alives were not read, because this process or its machine stood still, is no silence.
+    """
+    interval_s = state.rules.keep_alive_interval_s
+    missed_s = max(0.0, now - (state.beats_at or now) - 2 * interval_s)
+    present = {}
+    silent = []
+    for incarnation, one in state.present.items():
+        beat = seen.get(incarnation, one.beat)
+        beat_at = now if beat != one.beat else min(now, one.beat_at + missed_s)
+        present[incarnation] = replace(one, beat=beat, beat_at=beat_at)
+        if now - beat_at > state.rules.lost_after_s:
+            silent.append((incarnation, f"no keep-alive for {now - beat_at:.1f} s"))
+    state = replace(state, present=present, beats_at=now)
+    told: tuple[Do, ...] = ()
+    for incarnation, reason in silent:
+        state, lost = _lose(state, incarnation, reason)
+        told += lost
+    return state, told
+
+
+def _lose(state: HostState, incarnation: str, reason: str, is_left: bool = False) -> Step:
+    """The agent will not come back as it was."""
+    known = state.present.get(incarnation)
+    if known is None:
+        return state, ()
+    state = _without(state, incarnation)
+    node = known.agent.node
+    kind = events.NodeLeft if is_left else events.NodeLost
+    told = (Tell(kind(node, reason)),)
+    if incarnation in state.away:  # else it is not in the round, or how it ended there is known
+        state = _without_seat(state, incarnation, reason, is_left)
+    return state, told
+
+
+def _without_seat(state: HostState, incarnation: str, reason: str, is_left: bool) -> HostState:
+    """The agent will not come back from the last round."""
+    assert state.plan is not None
+    seats = state.plan.seats
+    place = next(place for place, seat in enumerate(seats) if seat.agent.incarnation == incarnation)
+    seat, first_rank = seats[place], find_first_ranks(seats)[place]
+    lost = LostNode(seat.agent.node, first_rank, seat.slots, reason, is_left)
+    return replace(state, gone=(*state.gone, lost), away=state.away - {incarnation})
+
+
+def _without(state: HostState, incarnation: str) -> HostState:
+    present = {key: one for key, one in state.present.items() if key != incarnation}
+    incarnations = {node: key for node, key in state.incarnations.items() if key != incarnation}
+    quiet = {key: one for key, one in state.quiet.items() if key != incarnation}
+    return replace(state, present=present, incarnations=incarnations, quiet=quiet)

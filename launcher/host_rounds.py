@@ -1,0 +1,337 @@
+"""What the host agent makes of who is there: stops a round, judges how it ended, closes the next. Pure.
+
+Each function looks at the levels of a `HostState`, never at which event has changed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ftrun.launcher import exit_codes
+from ftrun.launcher.checkpoint_choice import choose_common, find_blind
+from ftrun.launcher.host_state import Decide, Do, HostState, Order, Presence, Publish, Stage, Step, Tell
+from ftrun.launcher.judgements import judgement_events
+from ftrun.launcher.messages import (
+    JobPlan,
+    Join,
+    Judgement,
+    Outcome,
+    Seat,
+    SeenCheckpoint,
+    StopKind,
+    StopOrder,
+    Verdict,
+)
+from ftrun.launcher.model import Action, PastIncident
+from ftrun.launcher.policy import is_counted
+from ftrun.launcher.quorum import choose_seats, has_quorum, is_world_full, may_grow, world_nodes
+from ftrun.monitor import events
+from ftrun.monitor.diagnosis import LostNode, diagnose
+from ftrun.monitor.incident import Incident, IncidentKind
+
+_TELL_EVERY_S = 5.0
+"""Least time between two accounts of what is waited for: a person reads them."""
+_TELL_FIRST_S = 1.0
+"""Agents that are started together need no word about the first second."""
+
+
+def follow(state: HostState, now: float, decide: Decide) -> Step:
+    """What the levels call for, whatever has changed."""
+    actions: tuple[Do, ...] = ()
+    if state.stage is Stage.RUNNING:
+        state, actions = _watch_round(state, now, decide)
+    if state.stage is Stage.FORMING:
+        state, formed = _form(state, now, decide)
+        actions += formed
+    if state.stage is Stage.CLOSING and (not state.present or now >= state.closes_at):
+        state = replace(state, stage=Stage.DONE)
+    return state, actions
+
+
+def _watch_round(state: HostState, now: float, decide: Decide) -> Step:
+    assert state.plan is not None
+    ordered: tuple[Do, ...] = ()
+    if state.order is None and (order := _find_order(state)) is not None:
+        state = replace(state, order=order)
+        ordered = (Order(state.sequence - 1, order),)
+    if state.away:
+        return state, ordered
+    state, settled = _settle(state, _joins_of_seats(state), now, decide)
+    return state, (*ordered, *settled)
+
+
+def _joins_of_seats(state: HostState) -> list[Join]:
+    """Of the last round's nodes that came back from it, in group-rank order."""
+    assert state.plan is not None
+    joins = (state.back.get(seat.agent.incarnation) for seat in state.plan.seats)
+    return [join for join in joins if join is not None]
+
+
+def _find_order(state: HostState) -> StopOrder | None:
+    """Why the running round must end now, if it must."""
+    assert state.plan is not None
+    if state.gone:
+        first = state.gone[0]
+        kind = StopKind.LEAVE if first.is_left else StopKind.NODE_LOST
+        return StopOrder(kind, first.node, f"node {first.node} is gone: {first.reason}")
+    broken = next((join for join in state.back.values() if join.outcome is not Outcome.SUCCEEDED), None)
+    if broken is not None:
+        # Its own order is on its way, or was lost with a connection.
+        node = broken.agent.node
+        return StopOrder(StopKind.FAILURE, node, f"node {node} is back and its ranks have not finished")
+    if state.quiet and state.away <= state.quiet.keys():
+        longest = max(state.quiet.values(), key=lambda quiet: quiet.limit_s)
+        return StopOrder(StopKind.STALL, longest.agent.node, longest.sentence)
+    if _is_time_to_grow(state):
+        nodes = ", ".join(one.agent.node for one in _waiting(state))
+        return StopOrder(StopKind.GROW, nodes, f"more nodes have joined: {nodes}")
+    return None
+
+
+def _waiting(state: HostState) -> list[Presence]:
+    """Nodes that have joined the open round and have no part in the running one."""
+    assert state.plan is not None
+    if len(state.present) + len(state.gone) <= len(state.plan.seats):
+        return []
+    seated = {seat.agent.incarnation for seat in state.plan.seats}
+    return [
+        one
+        for key, one in state.present.items()
+        if one.join is not None and key not in seated and one.agent.node not in state.memory.excluded
+    ]
+
+
+def can_grow(state: HostState) -> bool:
+    """Whether nodes wait that would make the running world larger."""
+    assert state.plan is not None
+    return may_grow(state.rules, len(state.plan.seats), len(_waiting(state)))
+
+
+def _is_time_to_grow(state: HostState) -> bool:
+    if state.rules.grow == "never" or state.back or not can_grow(state):
+        return False  # nor when the round is about to end
+    return state.rules.grow == "immediately" or state.has_saved
+
+
+def _settle(state: HostState, joins: Sequence[Join], now: float, decide: Decide) -> Step:
+    """Everyone who can be back is: what the round came to, and what follows."""
+    order = state.order
+    if (request := _request(joins)) is not None:
+        return _close(state, Verdict(request.exit_code, request.reason), now)
+    if not state.gone and all(join.outcome is Outcome.SUCCEEDED for join in joins):
+        return _close(state, Verdict(exit_codes.OK, "all ranks finished"), now)
+    if order is not None and order.kind is StopKind.REQUEST:
+        return _close(state, Verdict(order.exit_code, order.reason), now)
+    assert state.plan is not None
+    incident = _diagnose(state.plan.memory.round_number, joins, state.gone, order)
+    if order is not None and order.kind is StopKind.GROW and incident.kind is IncidentKind.UNKNOWN:
+        return _open(state, now, 0.0), ()
+    return _judge(state, incident, now, decide)
+
+
+def _request(joins: Sequence[Join]) -> StopOrder | None:
+    """What a script has asked for while its round was being stopped for another reason."""
+    return next((join.request for join in joins if join.request is not None), None)
+
+
+def _diagnose(
+    round_number: int, joins: Sequence[Join], gone: Sequence[LostNode], order: StopOrder | None
+) -> Incident:
+    evidences = [join.evidence for join in joins if join.evidence is not None]
+    incident = diagnose(
+        [evidence for evidence in evidences if evidence.round_number == round_number],
+        gone,
+        first_node=order.node if order is not None else "",
+        stop_reason=order.reason if order is not None else "the round ended on all nodes, and none knows why",
+    )
+    return replace(incident, round_number=round_number)
+
+
+def _judge(state: HostState, incident: Incident, now: float, decide: Decide) -> Step:
+    decision = decide(incident, state.memory.history)
+    judgement = Judgement(incident, decision)
+    journal = judgement_events(judgement, state.memory.restart_count, state.rules.max_restarts)
+    told: tuple[Do, ...] = tuple(Tell(event) for event in journal)
+    if decision.action is Action.STOP:
+        state, closed = _close(state, Verdict(decision.exit_code, decision.reason, judgement), now)
+        return state, (*told, *closed)
+    past = PastIncident(incident.kind, incident.fingerprint, incident.has_progressed)
+    memory = replace(state.memory, history=(*state.memory.history, past))
+    state = replace(state, memory=memory, judgement=judgement)
+    return _open(state, now, decision.delay_s), told
+
+
+def _open(state: HostState, now: float, delay_s: float) -> HostState:
+    return replace(
+        state,
+        stage=Stage.FORMING,
+        opened_at=now,
+        not_before=now + delay_s,
+        last_call_at=None,
+        told_at=None,
+        told="",
+    )
+
+
+def _form(state: HostState, now: float, decide: Decide) -> Step:
+    """Close the open round if it can be closed, end the job if it never will be."""
+    rules = state.rules
+    candidates = [
+        one.join
+        for one in state.present.values()
+        if one.join is not None and one.agent.node not in state.memory.excluded
+    ]
+    if (request := _request(candidates)) is not None:
+        return _close(state, Verdict(request.exit_code, request.reason), now)
+    if not has_quorum(rules, candidates, state.memory.nodes):
+        state = replace(state, last_call_at=None)
+        if now >= state.opened_at + rules.join_timeout_s:
+            return _close(state, Verdict(exit_codes.NO_RENDEZVOUS, _too_few(state, candidates)), now)
+        return _tell(state, candidates, now)
+    if state.last_call_at is None:
+        state = replace(state, last_call_at=now)
+    if now >= state.not_before > state.opened_at:
+        state = replace(state, not_before=state.opened_at)
+    if now < state.not_before or not _is_complete(state, candidates, now):
+        return _tell(state, candidates, now)
+    if state.plan is None and state.memory.round_number >= 0 and state.judgement is None:
+        return _settle_inherited(state, candidates, now, decide)
+    return _publish(state, candidates)
+
+
+def _is_complete(state: HostState, candidates: Sequence[Join], now: float) -> bool:
+    """Whether nobody is worth waiting for any more."""
+    assert state.last_call_at is not None
+    if now >= state.last_call_at + state.rules.last_call_s or is_world_full(state.rules, len(candidates)):
+        return True
+    if state.plan is not None:
+        return True  # every living node of the last round is back: that is what opened this one
+    known = set(state.memory.nodes) - set(state.memory.excluded)
+    return bool(known) and known <= {join.agent.node for join in candidates}
+
+
+def _settle_inherited(state: HostState, candidates: Sequence[Join], now: float, decide: Decide) -> Step:
+    """What a round came to that another host agent had closed, which is gone, and what follows."""
+    memory = state.memory
+    back = {
+        join.agent.node: join
+        for join in candidates
+        if join.evidence is not None and join.evidence.round_number == memory.round_number
+    }
+    ends = [back[node].outcome for node in memory.nodes if node in back]
+    if len(ends) == len(memory.nodes) and all(end is Outcome.SUCCEEDED for end in ends):
+        return _close(state, Verdict(exit_codes.OK, "all ranks finished"), now)
+    firsts = [sum(memory.slots[:place]) for place in range(len(memory.nodes))]
+    reason = "the host agent was lost with its store, or was started again"
+    gone = [
+        LostNode(node, first, slots, reason, False)
+        for node, first, slots in zip(memory.nodes, firsts, memory.slots, strict=True)
+        if node not in back
+    ]
+    incident = _diagnose(memory.round_number, list(back.values()), gone, None)
+    state, judged = _judge(state, incident, now, decide)
+    if state.stage is not Stage.FORMING:
+        return state, judged
+    state, formed = _form(state, now, decide)
+    return state, (*judged, *formed)
+
+
+def _publish(state: HostState, candidates: Sequence[Join]) -> Step:
+    rules, memory = state.rules, state.memory
+    chosen = choose_seats(rules, candidates, memory.nodes)
+    seen = {join.agent.node: join.checkpoints for join in chosen if join.has_checkpoint_dir}
+    resume = choose_common(list(seen.values()))
+    judgement = state.judgement
+    is_free = memory.round_number < 0 or (judgement is not None and not is_counted(judgement.incident.kind))
+    memory = replace(
+        memory,
+        round_number=memory.round_number + 1,
+        restart_count=memory.restart_count + (0 if is_free else 1),
+        nodes=tuple(join.agent.node for join in chosen),
+        slots=tuple(join.slots for join in chosen),
+        resume=resume,
+    )
+    seated = {join.agent for join in chosen}
+    plan = JobPlan(
+        seats=tuple(Seat(join.agent, join.slots) for join in chosen),
+        spares=tuple(join.agent.node for join in candidates if join.agent not in seated),
+        master_addr=rules.master_address([join.address for join in chosen]),
+        master_port=chosen[0].port,
+        memory=memory,
+        is_resume_known=any(join.has_checkpoint_dir for join in chosen),
+        judgement=judgement,
+    )
+    present = {key: replace(one, join=None) for key, one in state.present.items()}
+    published = Publish(state.sequence, plan)
+    state = replace(
+        state,
+        stage=Stage.RUNNING,
+        sequence=state.sequence + 1,
+        present=present,
+        plan=plan,
+        away=frozenset(join.agent.incarnation for join in chosen),
+        back={},
+        gone=(),
+        order=None,
+        quiet={},
+        has_saved=False,
+        memory=memory,
+        judgement=None,
+    )
+    return state, (*_tell_blind(seen, resume), published)
+
+
+def _tell_blind(
+    seen: Mapping[str, Sequence[SeenCheckpoint]], resume: SeenCheckpoint | None
+) -> tuple[Do, ...]:
+    """Name the nodes that keep the newest checkpoint from being used."""
+    newest, blind = find_blind(seen)
+    if newest is None or newest == resume:
+        return ()
+    reason = f"it is not seen by {', '.join(blind)}; all nodes of a round begin from the same one"
+    return (Tell(events.CheckpointSkipped(newest.path, reason)),)
+
+
+def _close(state: HostState, verdict: Verdict, now: float) -> Step:
+    verdict = replace(verdict, restart_count=state.memory.restart_count)
+    published = Publish(state.sequence, verdict)
+    return replace(state, stage=Stage.CLOSING, closes_at=now + state.rules.close_timeout_s), (published,)
+
+
+def next_telling(state: HostState) -> float:
+    """When it may next be said what is waited for."""
+    if state.told_at is None:
+        return state.opened_at + _TELL_FIRST_S
+    return state.told_at + _TELL_EVERY_S
+
+
+def _tell(state: HostState, candidates: Sequence[Join], now: float) -> Step:
+    """Say what is waited for, when that is news and was not said just now."""
+    if now < next_telling(state):
+        return state, ()
+    sentence = _waited_for(state, candidates)
+    is_news = sentence != state.told
+    state = replace(state, told_at=now, told=sentence)
+    until_s = state.opened_at + state.rules.join_timeout_s - now
+    return state, (Tell(events.RendezvousAwaited(sentence, max(0.0, until_s))),) if is_news else ()
+
+
+def _waited_for(state: HostState, candidates: Sequence[Join]) -> str:
+    rules = state.rules
+    names = ", ".join(sorted(join.agent.node for join in candidates)) or "none"
+    have = len(candidates)
+    wanted = rules.min_nodes if have < rules.min_nodes else world_nodes(rules, rules.max_nodes + rules.spares)
+    what = f"{max(0, wanted - have)} of {wanted} nodes; have {names}"
+    ranks = sum(join.slots for join in candidates)
+    if have >= rules.min_nodes and ranks < rules.min_ranks:
+        missing = rules.min_ranks - ranks
+        return f"nodes with {missing} more ranks (world.min_size is {rules.min_ranks}); have {names}"
+    return what
+
+
+def _too_few(state: HostState, candidates: Sequence[Join]) -> str:
+    return (
+        f"the rendezvous did not form within {state.rules.join_timeout_s:g} s (join_timeout): "
+        f"it still waited for {_waited_for(state, candidates)}"
+    )

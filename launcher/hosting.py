@@ -1,0 +1,58 @@
+"""Runs the host agent's part of the rendezvous: hears, lets `ftrun.launcher.host` decide, publishes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftrun.launcher import host
+from ftrun.launcher.exchange import Exchange
+from ftrun.launcher.hangs import Record
+from ftrun.launcher.host_state import Decide, Event, HostState, Order, Publish, Stage, Tell, Watch
+from ftrun.launcher.message_bounds import bound_incident
+from ftrun.launcher.messages import Publication
+from ftrun.launcher.quorum import Rules
+from ftrun.monitor import events
+
+
+class Hosting:
+    """One host agent's rendezvous, from when its store is there."""
+
+    def __init__(self, rules: Rules, exchange: Exchange, decide: Decide, record: Record, now: float) -> None:
+        self._exchange = exchange
+        self._decide = decide
+        self._record = record
+        self._state = HostState(rules, opened_at=now)
+
+    @property
+    def wanted_at(self) -> float | None:
+        """When `hear` is wanted though nothing has come (CLOCK_MONOTONIC, seconds)."""
+        return host.deadline(self._state)
+
+    @property
+    def is_closing(self) -> bool:
+        """The verdict is out, and others have yet to take note of it."""
+        return self._state.stage is Stage.CLOSING
+
+    def hear(self, happened: Sequence[Event], now: float) -> None:
+        """Take what has come, possibly nothing, and do what follows from it."""
+        self._state, actions = host.advance(self._state, happened, now, self._decide)
+        for action in actions:
+            match action:
+                case Publish(sequence, publication):
+                    self._exchange.publish(sequence, _bounded(publication))
+                case Order(sequence, order):
+                    self._exchange.order_stop(sequence, order)
+                case Watch(agents):
+                    self._exchange.watch_beats(agents)
+                case Tell(event):
+                    self._record(event, durable=isinstance(event, events.RestartDecided))
+
+
+def _bounded(publication: Publication) -> Publication:
+    """Short enough for every agent of a large job to read."""
+    judgement = publication.judgement
+    if judgement is None:
+        return publication
+    incident = bound_incident(judgement.incident)
+    return replace(publication, judgement=replace(judgement, incident=incident))

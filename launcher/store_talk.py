@@ -1,0 +1,159 @@
+"""The threads of an agent that is connected: one sends, one waits for plans and stops, the host's reads."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from ftrun.launcher.exchange import Beats, Connected, Degraded, Published, Received, Stopped
+from ftrun.launcher.message_codec import MessageError, decode_message, decode_publication, decode_stop
+from ftrun.launcher.messages import Agent, JobPlan, Verdict
+from ftrun.launcher.store_board import KEPT_ROUNDS, Board
+from ftrun.launcher.store_inbox import Inbox
+from ftrun.launcher.store_link import Link
+from ftrun.launcher.store_session import Session
+
+_WAIT_S = 30.0
+"""One blocking wait; in between, firewalls that forget idle connections after minutes see some traffic."""
+
+Request = Callable[[Board], None]
+
+
+class Talk:
+    """What one session says and hears. `put` and `watch` are for the agent's thread."""
+
+    def __init__(self, session: Session, agent: Agent, interval_s: float) -> None:
+        self._session = session
+        self._agent = agent
+        self._interval_s = interval_s
+        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._is_drained = threading.Event()
+        self._watched: Sequence[str] = ()
+        self._outlives_host = False
+        self._is_host = False
+
+    def put(self, request: Request) -> None:
+        """Have the sender make this request, after those that were put before."""
+        self._queue.put(request)
+
+    def watch(self, incarnations: Sequence[str]) -> None:
+        """Whose keep-alives to read."""
+        self._watched = incarnations
+
+    def begin(self, link: Link) -> None:
+        """Announce this agent and start the threads.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        board, session = link.board, self._session
+        board.beat(self._agent.incarnation)
+        self._outlives_host, self._is_host = link.outlives_host, link.is_host
+        sequence = board.open_sequence()
+        waiter = Board(link.open_client(), board.prefix)
+        reader = Board(link.open_client(), board.prefix) if link.is_host else None
+        session.is_established = True
+        session.post(Connected(link.hello, sequence, link.is_host, board.client.source))
+        session.start("store-send", lambda: self._send(board, link.find_loss))
+        session.start("store-wait", lambda: self._follow(waiter, sequence))
+        if reader is not None:
+            session.start("store-read", lambda: self._read(reader))
+
+    def _tell_exclusion(self, board: Board, sequence: int) -> None:
+        """Report the last plan to a node that may not take part any more: no later one is for it."""
+        text = board.read_plan(sequence)
+        if text is None:
+            return
+        try:
+            plan = decode_publication(text)
+        except MessageError as error:
+            self._session.refuse(f"the host agent at {self._session.where} cannot be understood: {error}")
+            return
+        if isinstance(plan, JobPlan) and self._agent.node in plan.memory.excluded:
+            self._session.post(Published(sequence, plan))
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until what was put has been sent; ends the epoch of a host agent whose store outlives it."""
+        if self._session.is_established and not self._session.ended.is_set():
+            if self._is_host and self._outlives_host:
+                self.put(lambda board: board.client.set(board.key("ended"), "1"))
+            self._queue.put(None)
+            self._is_drained.wait(timeout_s)
+
+    def _send(self, board: Board, find_loss: Callable[[Board], str]) -> None:
+        clock = self._session.clock
+        beat_at = clock() + self._interval_s
+        try:
+            while not self._session.ended.is_set():
+                request = self._next_request(beat_at - clock())
+                if clock() >= beat_at:
+                    beat_at = clock() + self._interval_s
+                    board.beat(self._agent.incarnation)
+                    reason = find_loss(board)
+                    if reason:
+                        self._session.lose(reason)
+                if request is None:
+                    board.beat(self._agent.incarnation)  # once it is answered, all before it was taken in
+                    return
+                request(board)
+        finally:
+            self._is_drained.set()
+
+    def _next_request(self, timeout_s: float) -> Request | None:
+        """What to ask next; after the time is over nothing, which is a request too."""
+        try:
+            return self._queue.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return _ask_nothing
+
+    def _follow(self, board: Board, sequence: int) -> None:
+        """Report each round's plan and end, until there is a verdict."""
+        while (text := self._wait_for(board, board.wait_plan, sequence)) is not None:
+            try:
+                publication = decode_publication(text)
+                self._session.is_over = isinstance(publication, Verdict)
+                self._session.post(Published(sequence, publication))
+                if self._session.is_over:
+                    return
+                text = self._wait_for(board, board.wait_stop, sequence)
+                if text is None:
+                    return
+                self._session.post(Stopped(sequence, decode_stop(text)))
+            except MessageError as error:
+                self._session.refuse(f"the host agent at {self._session.where} cannot be understood: {error}")
+            sequence += 1
+
+    def _wait_for(
+        self, board: Board, wait: Callable[[int, float], bytes | None], sequence: int
+    ) -> bytes | None:
+        """Value of a key of that round; None if the session has ended."""
+        while not self._session.ended.is_set():
+            text = wait(sequence, _WAIT_S)
+            if text is not None:
+                return text
+            if board.open_sequence() > sequence + KEPT_ROUNDS:  # its keys are gone
+                self._session.lose(f"this agent has missed what came after round {sequence} of the store")
+        return None
+
+    def _read(self, board: Board) -> None:
+        """Report what comes into the inbox, and each interval the keep-alives."""
+        inbox, clock = Inbox(board, self._session.clock), self._session.clock
+        beats_at = clock() + self._interval_s
+        while not self._session.ended.is_set():
+            for text in inbox.read(max(0.0, beats_at - clock())):
+                self._receive(text)
+            if clock() >= beats_at:
+                beats_at = clock() + self._interval_s
+                if self._watched:
+                    self._session.post(Beats(board.read_beats(self._watched)))
+
+    def _receive(self, text: bytes) -> None:
+        try:
+            self._session.post(Received(decode_message(text)))
+        except MessageError as error:
+            self._session.post(Degraded(f"a message to the host agent cannot be understood: {error}"))
+
+
+def _ask_nothing(_: Board) -> None:
+    pass

@@ -1,0 +1,174 @@
+"""How jobs of several agents end: with one code and one explanation on all nodes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ftrun.monitor import events
+from tests.support.nodes import WORKER, Job, ended, job, seconds_since
+
+SHORT_S = 10.0
+
+WORKS = "work_until('end')"
+FAILS_ON_REQUEST = """
+if group == 1:
+    heartbeat()
+    wait_for(f"fail{restart_count}")
+    sys.exit(7)
+work_until("never")
+"""
+FIRST_IS_DONE = """
+if group == 1 or restart_count == 1:
+    work_until("end")
+"""
+STANDS_STILL = """
+if restart_count == 0:
+    heartbeat()
+    until = time.monotonic() + 2 * 2.0
+    while group == 1 and time.monotonic() < until:
+        time.sleep(0.01)
+        heartbeat()
+    say("quiet")
+    time.sleep(1e6)
+work_until("end")
+"""
+ASKS = """
+heartbeat()
+from ftrun.monitor import client
+if group == 1:
+    wait_for("exclude")
+    client.exclude_this_node("this node is slow")
+elif restart_count == 1:
+    wait_for("shut down")
+    client.request_stop("the loss is not a number")
+time.sleep(60)
+"""
+
+
+def reasons(this: Job) -> set[str]:
+    """Why the job ended, as the agents have it."""
+    return {ended(run).reason for run in this.runs}
+
+
+def test_budget_is_the_jobs_and_ends_all_nodes_alike(tmp_path: Path) -> None:
+    """Both nodes count the same restarts; the failure after the last one ends both, with one explanation."""
+    with job(tmp_path, "--nnodes", "2", "--max-restarts", "2", script=(WORKER, FAILS_ON_REQUEST)) as this:
+        this.start(0)
+        this.start(1)
+        for restart in range(3):
+            this.wait_said("began", 2, restart=restart)
+            failed_at = time.monotonic()
+            this.release(f"fail{restart}")
+        assert this.codes() == [7, 7], this.account()
+        assert seconds_since(failed_at) < SHORT_S
+        [reason] = reasons(this)
+        assert "exit code 7" in reason
+        assert "all 2 restarts are used up" in reason
+        assert all(reason in run.stderr for run in this.runs)
+        assert {ended(run).restart_count for run in this.runs} == {2}
+        this.check_one_world()
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "why"),
+    [
+        ("import nosuch", 0, "before any progress, so a restart would fail the same way"),
+        ("raise ValueError(f'bad shape {time.time()}')", 1, "the same exception twice in a row"),
+    ],
+)
+def test_bug_ends_all_nodes_early(tmp_path: Path, code: str, restarts: int, why: str) -> None:
+    """What fails before any progress, on one node and the same way again, is given up on all with 93."""
+    options = ("--nnodes", "2", "--max-restarts", "5")
+    with job(tmp_path, *options, script=(WORKER, f"if group == 1: {code}\ntime.sleep(60)")) as this:
+        this.start(0)
+        this.start(1)
+        assert this.codes() == [93, 93], this.account()
+        [reason] = reasons(this)
+        assert why in reason
+        assert {ended(run).restart_count for run in this.runs} == {restarts}
+
+
+def test_too_few_nodes(tmp_path: Path) -> None:
+    """Everyone who waits ends with 95 and says who was there and how many were missing."""
+    options = ("--nnodes", "3", "--rdzv-conf", "join_timeout=12")
+    with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
+        first = this.start(0)
+        second = this.start(1)
+        [awaited, *_] = this.wait_event(this.runs[0], events.StoreConnected) and this.wait_event(
+            this.host(), events.RendezvousAwaited
+        )
+        assert "of 3 nodes" in awaited.awaited
+        assert this.codes() == [95, 95], this.account()
+        [reason] = reasons(this)
+        assert "join_timeout" in reason
+        assert "1 of 3 nodes" in reason
+        assert this.said("began") == []
+        assert first.events(events.RoundClosed) == second.events(events.RoundClosed) == []
+
+
+def test_node_that_is_done_waits_for_the_others_and_begins_again_if_one_is_lost(tmp_path: Path) -> None:
+    """A rank that leaves with 0 is no failure; a node lost after that is replaced, and all end with 0."""
+    with job(tmp_path, "--nnodes", "2", script=(WORKER, FIRST_IS_DONE)) as this:
+        done, lost = this.start(0), this.start(1)
+        this.wait_event(done, events.RoundStopped)
+        assert done.events(events.RoundStopped)[0].cause == "success"
+        this.wait_said("works", group=1)
+        assert done.process.poll() is None
+        this.kill(lost)
+        again = this.start_again(lost)
+        this.wait_said("works", 2, restart=1)
+        this.release("end")
+        assert this.codes(done, again) == [0, 0], this.account()
+        this.check_one_world()
+
+
+def test_standstill_is_judged_over_all_nodes(tmp_path: Path) -> None:
+    """A node whose ranks wait is no hang while another's move; once none moves there is one verdict."""
+    options = ("--nnodes", "2", "--ft-set", "timeouts.stall=2", "--ft-set", "timeouts.stall_floor=2")
+    with job(tmp_path, *options, script=(WORKER, STANDS_STILL)) as this:
+        this.start(0)
+        this.start(1)
+        first, last = this.wait_said("quiet", 2)
+        assert last.at - first.at > 3.5
+        this.wait_said("works", 2, restart=1)
+        this.release("end")
+        assert this.codes() == [0, 0], this.account()
+        for run in this.runs:
+            [incident] = run.events(events.IncidentDiagnosed)
+            assert incident.incident_kind == "stall"
+            [record] = [one for one in run.records() if isinstance(one.event, events.HangDetected)]
+            assert 1.9 <= record.at - last.at <= 2 + SHORT_S
+
+
+def test_requests_of_a_script_reach_all_nodes(tmp_path: Path) -> None:
+    """A node that wants to be left out leaves with 94 and stays out; a wish to end ends all with 93."""
+    with job(tmp_path, "--nnodes", "1:2", script=(WORKER, ASKS)) as this:
+        stays, leaves = this.start(0), this.start(1)
+        this.wait_said("began", 2)
+        this.release("exclude")
+        assert this.codes(leaves) == [94], this.account()
+        assert "this node is slow" in ended(leaves).reason
+        this.wait_said("began", restart=1, world=1)
+        again = this.start_again(leaves)
+        assert this.codes(again) == [94], this.account()
+        assert "excluded" in ended(again).reason
+        this.release("shut down")
+        assert this.codes(stays) == [93], this.account()
+        assert "the loss is not a number" in ended(stays).reason
+
+
+def test_all_nodes_are_told_to_stop(tmp_path: Path) -> None:
+    """As a scheduler does: all end at once with 128 + n, and none waits for another."""
+    with job(tmp_path, "--nnodes", "2", script=(WORKER, WORKS)) as this:
+        this.start(0)
+        this.start(1)
+        this.wait_said("works", 2)
+        told_at = time.monotonic()
+        for run in this.runs:
+            run.send(signal.SIGTERM)
+        assert this.codes() == [143, 143], this.account()
+        assert seconds_since(told_at) < SHORT_S
