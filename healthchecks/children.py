@@ -96,8 +96,19 @@ def _watch(pid: int, pipe: int, deadline: float, keep_bytes: int) -> Ended:
     return Ended(output, exit_code if has_ended else None, has_hung=not has_ended)
 
 
+def note_child(pid: int) -> None:
+    """Count a child that somebody else has started among those of `running_pids`.
+
+    It is struck off when a `Survivor` made of it is found to have ended.
+    """
+    _running.add(pid)
+
+
 def running_pids() -> frozenset[int]:
-    """Children that run now, and those left behind: whoever sweeps or reaps processes leaves them alone."""
+    """Children that run now, and those left behind: whoever sweeps or reaps processes leaves them alone.
+
+    May be called from any thread.
+    """
     return frozenset(_running)
 
 

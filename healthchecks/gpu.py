@@ -99,7 +99,10 @@ def _failed_init(now: NvmlSnapshot, why: Missing, is_needed: bool) -> Finding:
         return Finding(Status.UNHEALTHY, f"{why}; {now.device_files}", "/dev/nvidia* can be opened", remedy)
     if not is_needed:
         return lacking(why)
-    status = Status.UNKNOWN if why.lack in (Lack.NO_PERMISSION, Lack.NOT_READ) else Status.UNHEALTHY
+    # An error without a number of NVML's is the checker's: a child that did not start, or not in time.
+    is_own = why.lack is Lack.ERROR and why.code is None
+    is_untold = is_own or why.lack in (Lack.NO_PERMISSION, Lack.NOT_READ)
+    status = Status.UNKNOWN if is_untold else Status.UNHEALTHY
     return Finding(
         status, str(why), _ANSWERS, "see the NVRM lines of the kernel log; reload the driver or reboot"
     )

@@ -20,7 +20,7 @@ from ftrun.healthchecks.gpu_findings import (
 )
 from ftrun.healthchecks.reading import Missing, Reading, Value, value_of
 from ftrun.healthchecks.result import Result, Status
-from ftrun.healthchecks.snapshots import Gpu, GpuProcess, NvmlSnapshot
+from ftrun.healthchecks.snapshots import Gpu, GpuProcess, Memory, NvmlSnapshot
 
 _MIB = 1 << 20
 _NO_RECOVERY = (0, 3)
@@ -278,21 +278,25 @@ def _find_memory(known: KnownGpu, limits: GpuMemoryLimits) -> Finding:
         return lacking(reading)
     memory = reading.value
     before = value_of(known.before.memory) if known.before is not None else None
-    if before is not None:
-        normal_bytes = before.used_bytes
-    else:
-        normal_bytes = limits.reserved_allowance_bytes if memory.reserved_bytes is None else 0
-    allowed_bytes = normal_bytes + limits.held_tolerance_bytes
+    allowed = allowed_bytes(memory, before, limits)
     observed = f"{memory.used_bytes // _MIB} MiB used"
-    if memory.used_bytes <= allowed_bytes:
+    if memory.used_bytes <= allowed:
         return healthy(observed)
     holders = _holders(known.gpu.processes)
     return Finding(
         Status.DEGRADED,
         f"{observed}, {holders}",
-        f"at most {allowed_bytes // _MIB} MiB before workers start",
+        f"at most {allowed // _MIB} MiB before workers start",
         "end what holds it; if nothing does, reset the GPU",
     )
+
+
+def allowed_bytes(memory: Memory, before: Memory | None, limits: GpuMemoryLimits) -> int:
+    """The most that may be in use while the job has no process on a GPU; `before` it has had any."""
+    if before is not None:
+        return before.used_bytes + limits.held_tolerance_bytes
+    reserved_bytes = limits.reserved_allowance_bytes if memory.reserved_bytes is None else 0
+    return reserved_bytes + limits.held_tolerance_bytes
 
 
 def _holders(processes: Reading[tuple[GpuProcess, ...]]) -> str:

@@ -252,7 +252,7 @@ class StorageStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PathReading:
-    """What a write and read-back on one path gave (per path of the job)."""
+    """What a write and read-back on one path gave, or a mere read (per path of the job)."""
 
     path: str
     """As configured."""
@@ -277,3 +277,5 @@ class PathReading:
     total_inodes: int | None = None
     """None where the filesystem does not count them (btrfs)."""
     free_inodes: int | None = None
+    is_written: bool = True
+    """False if it was only read, and has to be there."""

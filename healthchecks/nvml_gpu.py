@@ -71,6 +71,8 @@ def read_gpu(nvml: Nvml, index: int, scope: str, root: str) -> tuple[Document, D
 def _readers(scope: str) -> dict[str, Read]:
     if scope == "addresses":
         return _ADDRESSES
+    if scope == "memory":
+        return _ADDRESSES | _MEMORY
     return _ADDRESSES | _USUAL | _SLOW if scope == "thorough" else _ADDRESSES | _USUAL
 
 
@@ -224,6 +226,7 @@ def _command(root: str, pid: int) -> str:
 
 
 _ADDRESSES: dict[str, Read] = {"uuid": _text("nvmlDeviceGetUUID"), "pci_address": _pci_address}
+_MEMORY: dict[str, Read] = {"memory": _memory, "processes": _processes}
 _USUAL: dict[str, Read] = {
     "pci_vendor": _pci_vendor,
     "name": _text("nvmlDeviceGetName"),
@@ -257,8 +260,7 @@ _USUAL: dict[str, Read] = {
     "pcie_generation": _number("nvmlDeviceGetCurrPcieLinkGeneration"),
     "pcie_generation_max": _number("nvmlDeviceGetMaxPcieLinkGeneration"),
     "pcie_replays": _number("nvmlDeviceGetPcieReplayCounter"),
-    "memory": _memory,
-    "processes": _processes,
+    **_MEMORY,
     "fabric": fabric,
     "nvlinks": nvlinks,
 }

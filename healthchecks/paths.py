@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ftrun.healthchecks import storage_probe
 from ftrun.healthchecks.children import Survivor, run_child
@@ -14,6 +15,9 @@ from ftrun.healthchecks.host_snapshots import PathReading, StorageStep
 
 PROBE_BYTES = 1 << 20
 """Enough to leave the cache of a network filesystem's client, little enough for before each round."""
+
+# As a module it is compiled once, as a script each time.
+_BOOT = "import sys; sys.path.append(sys.argv.pop(1)); import storage_probe; storage_probe.main()"
 
 
 class PathReader:
@@ -24,11 +28,20 @@ class PathReader:
         self._probe_bytes = probe_bytes
         self._stuck: dict[str, tuple[Survivor, StorageStep]] = {}
 
-    def read(self, path: str, timeout_s: float) -> PathReading:
+    def read(self, path: str, timeout_s: float, is_written: bool = True) -> PathReading:
         """Write to `path`, read it back and count its space, within `timeout_s` seconds.
 
         NVRx gives 5 s for each path. Never raises OSError.
+
+        Args:
+            path: a directory, which may still have to be made.
+            timeout_s: seconds.
+            is_written: False only reads what must be there, a file or a directory.
         """
+        reading = self._read(path, timeout_s, self._probe_bytes if is_written else 0)
+        return replace(reading, is_written=is_written)
+
+    def _read(self, path: str, timeout_s: float, probe_bytes: int) -> PathReading:
         now = self._clock()
         if path in self._stuck:
             survivor, step = self._stuck[path]
@@ -36,8 +49,8 @@ class PathReader:
                 error = f"the probe before, pid {survivor.pid}, still hangs and cannot be killed"
                 return PathReading(path, now, step, has_hung=True, is_abandoned=True, error=error)
             del self._stuck[path]
-        argv = [sys.executable, "-I", "-S", storage_probe.__file__]
-        argv += [str(os.getpid()), str(self._probe_bytes), os.path.abspath(path)]
+        argv = [sys.executable, "-I", "-S", "-c", _BOOT, os.path.dirname(storage_probe.__file__)]
+        argv += [str(os.getpid()), str(probe_bytes), os.path.abspath(path)]
         try:
             ended = run_child(argv, timeout_s)
         except OSError as error:
@@ -78,8 +91,8 @@ def _parse(output: str) -> tuple[StorageStep, dict[str, object]]:
     found: dict[str, object] = {}
     for line in output.splitlines():
         try:
-            data = json.loads(line)
-        except ValueError:
+            data = ast.literal_eval(line)
+        except (ValueError, SyntaxError):
             continue  # the interpreter's own complaint, or a line cut off by the deadline
         if isinstance(data, dict):
             found.update(data)

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from ftrun.healthchecks.nvml import Document
     from ftrun.healthchecks.reading import Json
 
-SCOPES = ("addresses", "usual", "thorough")
-"""What may be asked: where the GPUs are; all that is quick; that and the slow check of the infoROM."""
+SCOPES = ("addresses", "memory", "usual", "thorough")
+"""What may be asked: where the GPUs are; that and who holds their memory; all that is quick; that and the
+slow check of the infoROM."""
+_WHOLE = ("usual", "thorough")
 TRACE_BYTES = 256
 """Size of what is said to be about to happen, padded with NUL."""
 _PR_SET_PDEATHSIG = 1
@@ -73,7 +75,7 @@ class Node:
             files = reading(self._device_files)
             return {**snapshot, "init": refusal.document(), "device_files": files}
         snapshot["init"] = True
-        if scope != "addresses":
+        if scope in _WHOLE:
             snapshot.update(self._versions())
         snapshot["device_count"] = count = reading(lambda: self._nvml.number("nvmlDeviceGetCount"))
         devices: list[Device | None] = []
@@ -82,7 +84,7 @@ class Node:
             gpu, device = read_gpu(self._nvml, index, scope, self._root)
             gpus.append(gpu)
             devices.append(device)
-        if scope != "addresses":
+        if scope in _WHOLE:
             snapshot["peers"] = self._peers(devices)
         self._nvml.subject = ""
         self._events.register(device for device in devices if device is not None)

@@ -16,7 +16,7 @@ from ftrun.healthchecks.probe_process import ProbeProcess, probe_command
 from ftrun.healthchecks.reading import Lack, Missing, from_json
 from ftrun.healthchecks.snapshots import NvmlSnapshot, failed_snapshot
 
-Scope: TypeAlias = Literal["addresses", "usual", "thorough"]
+Scope: TypeAlias = Literal["addresses", "memory", "usual", "thorough"]
 """See `ftrun.healthchecks.probe.SCOPES`."""
 
 

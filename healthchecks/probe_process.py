@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from time import monotonic
 
-from ftrun.healthchecks.children import DEATH_S, Survivor
+from ftrun.healthchecks.children import DEATH_S, Survivor, note_child
 
 _TRACE_BYTES = 256
 """As `ftrun.healthchecks.probe.TRACE_BYTES`, whose module the agent has no other use for."""
@@ -76,6 +76,7 @@ class ProbeProcess:
             os.close(self._trace)
             raise
         self.pid = self._popen.pid
+        note_child(self.pid)
         self._pidfd = os.pidfd_open(self.pid)
         self._answers = bytearray()
         self._complaints = bytearray()

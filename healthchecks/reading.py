@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from types import UnionType
 from typing import Generic, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+_Decoder: TypeAlias = Callable[[Json], object]
 
 
 class Lack(Enum):
@@ -111,54 +113,112 @@ def _encode(value: object) -> Json:
 
 def _decode(hint: object, data: Json) -> object:
     """`data` as the type `hint`, which is one of those that `_encode` writes."""
-    origin = get_origin(hint)
-    if origin in (Union, UnionType):
-        return _decode_union(get_args(hint), data)
-    if origin is Value:
-        return Value(_decode(get_args(hint)[0], data))
-    if origin is tuple:
-        if not isinstance(data, list):
-            raise ValueError(f"found {data!r}, expected a list")
-        return tuple(_decode(get_args(hint)[0], item) for item in data)
-    if origin is Literal and data in get_args(hint):
-        return data
-    if isinstance(hint, type) and is_dataclass(hint):
-        return _decode_dataclass(hint, data)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(data)
-    if hint is float and type(data) is int:
-        return float(data)
-    if isinstance(hint, type) and type(data) is hint:
-        return data
-    raise ValueError(f"found {data!r}, expected {hint}")
-
-
-def _decode_union(options: tuple[object, ...], data: Json) -> object:
-    if Missing in options and isinstance(data, dict) and "missing" in data:
-        return Missing(Lack(data["missing"]), str(data.get("reason", "")), _decode_code(data.get("code")))
-    if data is None and type(None) in options:
-        return None
-    (option,) = (option for option in options if option not in (Missing, type(None)))
-    return _decode(option, data)
-
-
-def _decode_code(data: Json) -> int | None:
-    return data if isinstance(data, int) else None
-
-
-def _decode_dataclass(kind: type, data: Json) -> object:
-    if not isinstance(data, dict):
-        raise ValueError(f"found {data!r}, expected an object with the fields of {kind.__name__}")
-    hints = _hints(kind)
-    unknown = data.keys() - hints.keys()
-    if unknown:
-        raise ValueError(f"{kind.__name__} has no field {', '.join(sorted(unknown))}")
-    try:
-        return kind(**{name: _decode(hints[name], value) for name, value in data.items()})
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+    return _decoder(hint)(data)
 
 
 @cache
-def _hints(kind: type) -> dict[str, object]:
-    return dict(get_type_hints(kind))
+def _decoder(hint: object) -> _Decoder:
+    """How values of one type are restored; made once, since a large node has thousands of each."""
+    origin = get_origin(hint)
+    if origin in (Union, UnionType):
+        return _union_decoder(get_args(hint))
+    if origin is Value:
+        return _value_decoder(get_args(hint)[0])
+    if origin is tuple:
+        return _tuple_decoder(get_args(hint)[0])
+    if origin is Literal:
+        return _choice_decoder(get_args(hint))
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _dataclass_decoder(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint
+    return _plain_decoder(hint)
+
+
+def _plain_decoder(hint: object) -> _Decoder:
+    def restore(data: Json) -> object:
+        if type(data) is hint:
+            return data
+        if hint is float and type(data) is int:
+            return float(data)
+        raise ValueError(f"found {data!r}, expected {hint}")
+
+    return restore
+
+
+def _value_decoder(hint: object) -> _Decoder:
+    restore = _decoder(hint)
+    if hint in (bool, int, str):
+        return lambda data: _shared_value(restore(data))
+    return lambda data: Value(restore(data))
+
+
+# Most links and GPUs of a node say the same, and many readings are kept: one object does for all of them.
+@lru_cache(maxsize=4096, typed=True)
+def _shared_value(value: object) -> Value[object]:
+    return Value(value)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _shared_missing(lack: str, reason: str, code: int | None) -> Missing:
+    return Missing(Lack(lack), reason, code)
+
+
+def _decode_missing(data: dict[str, Json]) -> Missing:
+    lack, reason, code = data["missing"], data.get("reason", ""), data.get("code")
+    if not isinstance(lack, str):
+        raise ValueError(f"found {lack!r}, expected the kind of a lack")
+    return _shared_missing(lack, str(reason), code if isinstance(code, int) else None)
+
+
+def _choice_decoder(choices: tuple[object, ...]) -> _Decoder:
+    def restore(data: Json) -> object:
+        if data not in choices:
+            raise ValueError(f"found {data!r}, expected one of {choices}")
+        return data
+
+    return restore
+
+
+def _tuple_decoder(hint: object) -> _Decoder:
+    restore_item = _decoder(hint)
+
+    def restore(data: Json) -> object:
+        if not isinstance(data, list):
+            raise ValueError(f"found {data!r}, expected a list")
+        return tuple(map(restore_item, data))
+
+    return restore
+
+
+def _union_decoder(options: tuple[object, ...]) -> _Decoder:
+    """A reading, or a value that may be None."""
+    (option,) = (option for option in options if option not in (Missing, type(None)))
+    restore_value, may_lack, may_be_none = _decoder(option), Missing in options, type(None) in options
+
+    def restore(data: Json) -> object:
+        if may_lack and type(data) is dict and "missing" in data:
+            return _decode_missing(data)
+        if data is None and may_be_none:
+            return None
+        return restore_value(data)
+
+    return restore
+
+
+def _dataclass_decoder(kind: type) -> _Decoder:
+    # Types first: a dataclass that holds itself would not end here, and none does.
+    restorers = {name: _decoder(hint) for name, hint in get_type_hints(kind).items()}
+
+    def restore(data: Json) -> object:
+        if not isinstance(data, dict):
+            raise ValueError(f"found {data!r}, expected an object with the fields of {kind.__name__}")
+        try:
+            return kind(**{name: restorers[name](value) for name, value in data.items()})
+        except KeyError:
+            unknown = ", ".join(sorted(data.keys() - restorers.keys()))
+            raise ValueError(f"{kind.__name__} has no field {unknown}") from None
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+    return restore

@@ -20,7 +20,9 @@ class StorageThresholds:
     """When a path is sick."""
 
     hung_readings: int = 2
-    """A server that fails over answers again; a second time-out in a row is no accident."""
+    """So many time-outs in a row are no accident .."""
+    hung_s: float = 30.0
+    """.. if they are so far apart: a file server that fails over answers again (estimate)."""
     min_free_fraction: float = 0.1
     """gpud."""
     min_free_bytes: int = 500_000_000
@@ -66,7 +68,7 @@ def _probe(
         observed = f"{start.directory} is gone; the nearest directory is {now.directory}"
         remedy = "find out who removed it"
         return Result("storage.probe", Status.DEGRADED, subject, observed, start.directory, remedy)
-    observed = f"written and read back in {now.took_s:.2f} s"
+    observed = f"{'written and ' if now.is_written else ''}read back in {now.took_s:.2f} s"
     if now.took_s > thresholds.slow_s:
         expected = f"within {thresholds.slow_s:g} s"
         return Result(
@@ -77,14 +79,15 @@ def _probe(
 
 def _hung(recent: Sequence[PathReading], subject: Subject, thresholds: StorageThresholds) -> Result:
     now = recent[-1]
-    count = sum(1 for _ in takewhile(lambda reading: reading.has_hung, reversed(recent)))
-    is_sure = count >= thresholds.hung_readings
+    hung = tuple(takewhile(lambda reading: reading.has_hung, reversed(recent)))
+    lasts_s = now.taken_at - hung[-1].taken_at
+    is_sure = len(hung) >= thresholds.hung_readings and lasts_s >= thresholds.hung_s
     survivor = " and its probe cannot be killed" if now.is_abandoned else ""
     return Result(
         "storage.probe",
         Status.UNHEALTHY if is_sure else Status.UNKNOWN,
         subject,
-        f"hangs in '{now.step.value}'{survivor} ({count} times in a row)",
+        f"hangs in '{now.step.value}'{survivor} ({len(hung)} times in a row, {lasts_s:.0f} s)",
         "an answer within the deadline",
         "look at the file server and the network to it; a hard NFS mount waits for ever",
     )
@@ -93,13 +96,14 @@ def _hung(recent: Sequence[PathReading], subject: Subject, thresholds: StorageTh
 def _failed(now: PathReading, start: PathReading, subject: Subject) -> Result:
     where = f" in {now.directory}" if now.directory else ""
     observed = f"{now.step.value}{where}: {now.error}"
-    expected = "can be written and read back"
+    expected = "can be written and read back" if now.is_written else "is there and can be read"
     is_old = start is not now and start.step is now.step and start.errno_name == now.errno_name
     if now.step is StorageStep.START:
         return Result("storage.probe", Status.UNKNOWN, subject, observed, expected)
     if now.errno_name in _MISCONFIGURED:
         has_worked = start.step is StorageStep.DONE and not start.error
-        status = Status.UNHEALTHY if has_worked else Status.DEGRADED
+        # What is only read must be there already, and its mount may be missing on this node alone.
+        status = Status.UNHEALTHY if has_worked or not now.is_written else Status.DEGRADED
         remedy = "check the path and the rights of this user"
     else:
         status, remedy = Status.UNHEALTHY, _remedy(now.errno_name)

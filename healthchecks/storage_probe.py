@@ -1,23 +1,25 @@
 """The child that touches a path which may hang: space, inodes, and a write that is read back. Judges nothing.
 
-    python -I -S storage_probe.py PARENT_PID BYTES PATH
+    python -I -S -c 'import storage_probe; storage_probe.main()' PARENT_PID BYTES PATH
 
-Prints one JSON object a line: `{"step": ..}` before each step, so that a hang has a name, then the findings.
-Imports the standard library only, and little of it: it runs before each round.
+With 0 BYTES nothing is written: the path must be there and readable, a file or a directory.
+Prints one dict a line, as Python writes it: `{'step': ..}` before each step, so that a hang has a name, then
+the findings. Imports little of the standard library, since it runs before each round: JSON alone would double
+its time.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
-import signal
 import stat
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
 _PREFIX = ".ftrun-probe-"
+_READ_BYTES = 4096
 _STALE_S = 3600.0
 """Files of probes that were killed are removed by a later one; by then no probe is at work on them."""
 
@@ -26,16 +28,19 @@ def main() -> int:
     """Probe one path; the exit code is always 0, what was found is in the output."""
     parent, size, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     # Once the launcher is gone nobody wants the answer (prctl(2)).
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
         return 0
     found: dict[str, object] = {}
     try:
-        _probe(path, size, found)
+        if size:
+            _probe(path, size, found)
+        else:
+            _read(path, found)
     except OSError as error:
         found["error"] = error.strerror or str(error)
         found["errno_name"] = errno.errorcode.get(error.errno or 0, "")
-    print(json.dumps(found), flush=True)
+    print(ascii(found), flush=True)
     return 0
 
 
@@ -53,6 +58,22 @@ def _probe(path: str, size: int, found: dict[str, object]) -> None:
     if (differs := _write_and_read_back(directory, os.urandom(size))) is not None:
         found["error"] = differs
         return
+    _begin("done")
+
+
+def _read(path: str, found: dict[str, object]) -> None:
+    _begin("find")
+    place = os.path.realpath(path)
+    is_directory = stat.S_ISDIR(os.stat(place).st_mode)
+    found["directory"] = place if is_directory else os.path.dirname(place)
+    _begin("read_back")
+    if is_directory:
+        with os.scandir(place) as entries:
+            next(entries, None)
+    else:
+        fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # whatever somebody has put there
+        os.read(fd, _READ_BYTES)
+        os.close(fd)
     _begin("done")
 
 
@@ -124,7 +145,7 @@ def _remove_stale(directory: str, now_ts: float) -> None:
 
 
 def _begin(step: str) -> None:
-    print(json.dumps({"step": step}), flush=True)
+    print({"step": step}, flush=True)
 
 
 if __name__ == "__main__":

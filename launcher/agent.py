@@ -15,10 +15,11 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from ftrun.launcher import exchange, exit_codes, node_state, process
+from ftrun.launcher import exchange, exit_codes, health, node_state, process
 from ftrun.launcher.aftermath import Aftermath
 from ftrun.launcher.control import ControlError, Progress
 from ftrun.launcher.hangs import Hangs, Record
+from ftrun.launcher.joining import Joining
 from ftrun.launcher.mailbox import Mailbox
 from ftrun.launcher.membership import Membership
 from ftrun.launcher.messages import StopKind
@@ -50,9 +51,11 @@ _REQUESTED_CODES = {
 }
 """What a worker's request means for the job, or for this node; the others change nothing."""
 
-Note: TypeAlias = "ControlRequest | tuple[int, RankHeartbeats] | events.Event | Unreachable | exchange.Note"
+Note: TypeAlias = (
+    "ControlRequest | tuple[int, RankHeartbeats] | events.Event | Unreachable | health.Note | exchange.Note"
+)
 """What helper threads tell the agent: a worker's request, a local rank's new state, what to journal, that the
-workers cannot find each other, and what comes from the other agents."""
+workers cannot find each other, how healthy the node is, and what comes from the other agents."""
 
 _MOVES_AFTER_S = 10.0
 """From the first rank's progress on: the others may be of a kind that shows none, such as an actor."""
@@ -69,6 +72,7 @@ class Agent:
         membership: Membership,
         rounds: Rounds,
         hangs: Hangs,
+        node_health: health.NodeHealth,
         mailbox: Mailbox[Note],
         pool: StandbyPool,
         inbox: SignalInbox,
@@ -82,6 +86,7 @@ class Agent:
         self._membership = membership
         self._rounds = rounds
         self._hangs = hangs
+        self._health = node_health
         self._mailbox = mailbox
         self._pool = pool
         self._inbox = inbox
@@ -89,6 +94,7 @@ class Agent:
         self._record = record
         self._clock = clock
         self._aftermath = Aftermath(rounds)
+        self._joining = Joining(node_health, rounds, self._aftermath, membership, record)
         self._progressed: set[int] = set()
         self._progressed_at = 0.0
         self._scout_at = 0.0
@@ -123,7 +129,8 @@ class Agent:
         return self._membership.is_closing and not self._is_hurried
 
     def _wait_s(self) -> float:
-        deadlines = (self.state.deadline, *self._hangs.wanted_at, *self._membership.wanted_at)
+        own = (self.state.deadline, self._health.wanted_at)
+        deadlines = (*own, *self._hangs.wanted_at, *self._membership.wanted_at)
         now = self._clock()
         return min([_LONGEST_WAIT_S, *(at - now for at in deadlines if at is not None)])
 
@@ -154,6 +161,8 @@ class Agent:
                 self._hangs.take(note[0], note[1], self.state.round_number)
             elif isinstance(note, Unreachable):
                 self._take_unreachable(note)
+            elif isinstance(note, (health.Checked, health.MemoryAwaited)):
+                self._take_health(note)
             else:
                 from_others.append(note)
         for event in self._membership.take(from_others, self.state.connect_by):
@@ -165,6 +174,12 @@ class Agent:
         is_about_this = self.state.phase is Phase.RUNNING and note.round_number == self.state.round_number
         if is_about_this and not self._progressed:
             self._advance(node_state.Unreached(note.reason))
+
+    def _take_health(self, note: health.Note) -> None:
+        for event in self._health.take(note):
+            self._record(event)
+        if reason := self._health.reason_to_stop:
+            self._advance(node_state.Unhealthy(reason))
 
     def _hear(self, event: node_state.Event) -> None:
         """The host agent's word, and another node's."""
@@ -201,7 +216,7 @@ class Agent:
         elif number == signal.SIGWINCH:
             self._rounds.follow_window_size()
         elif number in self._inbox.passed_on:
-            self._pass_on(number)
+            self._record(self._rounds.pass_on(number))
         elif self.state.phase is Phase.ENDED:
             self._is_hurried = True
         else:
@@ -209,20 +224,6 @@ class Agent:
             deadline = self.state.deadline
             grace_s = 0.0 if deadline is None else max(0.0, deadline - self._clock())
             self._record(events.SignalReceived(number.name, grace_s, self.state.signal_count), durable=True)
-
-    def _pass_on(self, number: signal.Signals) -> None:
-        """Give the signal to the ranks that would survive it: its default action is death."""
-        running = [worker for worker in self._rounds.workers if worker.exit_code is None]
-        ready = [worker for worker in running if process.catches(worker.pid, number)]
-        for worker in ready:
-            worker.standby.process.signal(number)
-        self._record(
-            events.SignalForwarded(
-                number.name,
-                tuple(worker.rank for worker in ready),
-                tuple(worker.rank for worker in running if worker not in ready),
-            )
-        )
 
     def _read_worker(self, worker: Worker) -> None:
         try:
@@ -259,7 +260,7 @@ class Agent:
         if self.state.phase is Phase.STOPPING and self._is_all_gone():
             self._record(
                 events.RoundStopped(
-                    self.state.round_number, _cause_name(self.state), self._clock() - self.state.stop_began_at
+                    self.state.round_number, self.state.stopped_by, self._clock() - self.state.stop_began_at
                 )
             )
             self._advance(node_state.AllGone())
@@ -268,7 +269,10 @@ class Agent:
         self._hangs.shorten_grace(self.state, now)
         if self.state.phase is not Phase.ENDED:
             self._advance(node_state.Woke())
+        else:  # it only serves the others' store
+            self._pool.close()
         self._membership.turn(now)
+        self._joining.turn(self.state, now)
         if self.state.phase is Phase.RUNNING:
             self._membership.tell_standstill(self._hangs.standstill, self.state.round_number)
             if self._rounds.has_saved():
@@ -315,6 +319,7 @@ class Agent:
 
     def _advance(self, event: node_state.Event) -> None:
         self.state, actions = advance(self.state, event, self._clock(), self._graces)
+        self._health.follow(self.state)
         for action in actions:
             match action:
                 case node_state.StartRound():
@@ -332,8 +337,7 @@ class Agent:
                         self._rounds.kill(self._pool.pids), "still there after the grace; SIGKILL"
                     )
                 case node_state.JoinNext():
-                    evidence = self._aftermath.close_round(self.state, self._hangs.verdict, self._clock())
-                    self._membership.join(self.state, evidence)
+                    self._joining.want(self.state, self._hangs.verdict, self._clock())
                 case node_state.Reconnect():
                     self._membership.connect()
                 case node_state.Depart():
@@ -383,15 +387,10 @@ class Agent:
 
     def close(self) -> None:
         """Let nothing behind: standbys, workers of a round that did not end by itself, descriptors."""
+        self._health.close()
         self._membership.close()
         self._pool.close()
         self._rounds.kill(set())
         self._rounds.discard()
         for pid in set(children(os.getpid())) - self._rounds.abandoned_pids:
             process.kill_descendant(pid, signal.SIGKILL, os.getpid())
-
-
-def _cause_name(state: State) -> str:
-    if state.cause is Cause.SIGNAL and state.ending is not None:
-        return signal.Signals(state.ending.signum).name
-    return state.cause.value if state.cause is not None else ""

@@ -1,19 +1,24 @@
-"""From the configuration to the parts of a job that need most of it: membership and watchdog."""
+"""From the configuration to the parts of a job that need most of it: membership, health and watchdog."""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from ftrun.healthchecks.policy import Scope
+from ftrun.healthchecks.presence import has_gpu_driver, has_rdma
 from ftrun.launcher import exchange as ex
-from ftrun.launcher import policy
+from ftrun.launcher import health, policy
 from ftrun.launcher.agent import Note
 from ftrun.launcher.config import Config
+from ftrun.launcher.environment import named_interfaces
 from ftrun.launcher.hangs import Record
+from ftrun.launcher.health_config import build_policy
 from ftrun.launcher.hosting import Hosting
 from ftrun.launcher.membership import Membership, Self
 from ftrun.launcher.messages import Hello
@@ -43,6 +48,7 @@ def rules_of(setting: RendezvousSetting, config: Config) -> Rules:
         keep_alive_interval_s=setting.keep_alive_interval_s,
         lost_after_s=setting.lost_after_s,
         close_timeout_s=setting.close_timeout_s,
+        max_excluded_fraction=config.ftrun.health.max_excluded_fraction,
         max_restarts=config.launch.max_restarts,
         endpoint_host=setting.host,
     )
@@ -80,6 +86,38 @@ def make_membership(
         offer,
         record,
         time.monotonic,
+    )
+
+
+def make_health(
+    config: Config,
+    node: str,
+    slots: int,
+    run_dir: Path,
+    environ: Mapping[str, str],
+    post: Callable[[health.Note], None],
+) -> health.NodeHealth:
+    """What checks this node; `environ` is the workers', `post` takes notes from any thread."""
+    policy = build_policy(config.ftrun.health, config.fault_tolerance)
+    if policy.is_enabled is None:
+        policy = replace(policy, is_enabled=has_gpu_driver(environ) or has_rdma())
+    scope = Scope(
+        node,
+        environ.get("CUDA_VISIBLE_DEVICES"),
+        environ.get("CUDA_DEVICE_ORDER", ""),
+        slots,
+        config.ftrun.checkpoint.dir or "",
+        config.launch.log_dir or "",
+        str(run_dir),
+        named_interfaces(environ),
+    )
+    return health.NodeHealth(
+        policy,
+        scope,
+        post,
+        time.monotonic,
+        can_shrink=config.ftrun.world.shrink == "gpu",
+        least_slots=max(1, config.ftrun.world.min_size or 1) if config.launch.max_nodes == 1 else 1,
     )
 
 

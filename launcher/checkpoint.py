@@ -1,34 +1,158 @@
-"""Finds the newest whole checkpoints on disk; knows torch DCP directories only.
+"""Finds the newest whole checkpoints below a directory, within a deadline.
 
-A checkpoint counts if its `.metadata` is there and every file that it names has the length that it needs.
-Torch is not imported and tensors are not read: this runs before the workers start and in every restart.
-What must be where and what is newest is decided in `ftrun.launcher.checkpoint_choice`.
+Torch is not imported and tensors are not read: this runs before the workers start and in every restart. What
+may be a checkpoint is found by `checkpoint_search`, judged by `checkpoint_formats`, compared with checksums
+by `checkpoint_evidence`; which of several is the newest is decided in `checkpoint_choice`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from functools import lru_cache
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftrun.launcher.checkpoint_choice import (
     Candidate,
     CheckpointChoice,
-    MetadataError,
     SkippedCheckpoint,
     WholeCheckpoints,
     order_newest_first,
-    read_required_lengths,
-    read_step,
+    trusted,
 )
+from ftrun.launcher.checkpoint_disk import Disk, Memory, TooSlowError
+from ftrun.launcher.checkpoint_evidence import WHOLE, Share, compare
+from ftrun.launcher.checkpoint_formats import judge, saved_ns
+from ftrun.launcher.checkpoint_search import search
 from ftrun.launcher.messages import SeenCheckpoint
 
-METADATA_NAME = ".metadata"
-SHARD_SUFFIX = ".distcp"
+DEFAULT_TIMEOUT_S = 30.0
+_MAX_DEPTH = 2
+_RETURN_S = 0.2
+"""How much later than its deadline a look may come back that is not stuck."""
+_MOST_LOOKS = 2
+"""At a time: one for the next round and one in the background; others that have not come back are stuck."""
+
+_MEMORY = Memory()
+"""Of all looks of this process."""
 
 
-def find_newest_whole(directory: Path, max_depth: int = 2) -> CheckpointChoice:
+@dataclass(slots=True)
+class _Progress:
+    """What a look has found so far; read by who waits for it when the deadline comes."""
+
+    seen: list[SeenCheckpoint] = field(default_factory=list)
+    skipped: list[SkippedCheckpoint] = field(default_factory=list)
+    unverified: list[SkippedCheckpoint] = field(default_factory=list)
+    is_late: bool = False
+    is_done: bool = False
+
+
+class Checkpoints:
+    """The checkpoints below one directory. For any thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_depth: int = _MAX_DEPTH,
+        memory: Memory = _MEMORY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.timeout_s = timeout_s
+        self._max_depth = max_depth
+        self._memory = memory
+        self._clock = clock
+        self._looks: list[threading.Thread] = []
+        self._last: tuple[SeenCheckpoint, ...] = ()
+        """What the last look that came to its end has seen."""
+
+    def look(
+        self,
+        limit: int = 3,
+        avoided: Collection[str] = (),
+        share: Share = WHOLE,
+        timeout_s: float | None = None,
+        is_background: bool = False,
+    ) -> WholeCheckpoints:
+        """The newest `limit` whole ones that are not `avoided` (`SeenCheckpoint.identity`).
+
+        Comes back within `timeout_s` seconds whatever the file system does, with what was found until then;
+        never raises for what is on disk. Whatever cannot be used is in `skipped`, with a reason that names
+        the file, what was found and what was expected. A directory that does not exist has none.
+
+        A look that sees none before its deadline answers with what the one before it has seen.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self._looks = [thread for thread in self._looks if thread.is_alive()]
+        if len(self._looks) >= _MOST_LOOKS:
+            stuck = self._slow("an earlier look has not come back", timeout_s)
+            return WholeCheckpoints(trusted(self._last, avoided)[:limit], (stuck,))
+        disk = Disk(self._clock() + timeout_s, self._clock, self._memory, is_background)
+        progress = _Progress()
+
+        def run() -> None:
+            disk.begin_thread()
+            try:
+                self._look(disk, limit, frozenset(avoided), share, progress)
+            except TooSlowError as error:
+                progress.skipped.append(self._slow(str(error), timeout_s))
+                progress.is_late = True
+            progress.is_done = True
+
+        # The interpreter's end does not wait for it: a read from a dead file server never returns.
+        thread = threading.Thread(target=run, name="ftrun-checkpoint", daemon=True)
+        self._looks.append(thread)
+        thread.start()
+        thread.join(timeout_s + _RETURN_S)
+        skipped = tuple(progress.skipped)
+        if not progress.is_done:
+            skipped += (self._slow("the file system does not answer", timeout_s),)
+        elif not progress.is_late:
+            self._last = tuple(progress.seen)
+        seen = tuple(progress.seen)
+        if not seen and (progress.is_late or not progress.is_done):
+            seen = trusted(self._last, avoided)[:limit]
+        return WholeCheckpoints(seen, skipped, tuple(progress.unverified))
+
+    def _slow(self, why: str, timeout_s: float) -> SkippedCheckpoint:
+        what = f"was not looked through within {timeout_s:g} s (checkpoint.look_timeout)"
+        return SkippedCheckpoint(self.directory, f"{what}: {why}")
+
+    def _look(
+        self, disk: Disk, limit: int, avoided: frozenset[str], share: Share, progress: _Progress
+    ) -> None:
+        found = search(self.directory, self._max_depth, disk)
+        progress.skipped += found.skipped
+        for candidate in order_newest_first(found.candidates):
+            if len(progress.seen) == limit:
+                break
+            judged = judge(candidate, disk)
+            seen = SeenCheckpoint(str(candidate.path), candidate.step, saved_ns(candidate, judged.files))
+            if judged.defect is not None:
+                progress.skipped.append(
+                    SkippedCheckpoint(candidate.path, judged.defect.reason, judged.defect.is_unfinished)
+                )
+            elif seen.identity not in avoided:
+                self._compare(candidate, seen, disk, share, progress)
+
+    def _compare(
+        self, candidate: Candidate, seen: SeenCheckpoint, disk: Disk, share: Share, progress: _Progress
+    ) -> None:
+        comparison = compare(candidate, disk, share)
+        if comparison.defect is not None:
+            progress.skipped.append(SkippedCheckpoint(candidate.path, comparison.defect.reason))
+            return
+        if comparison.left:
+            total = comparison.compared + comparison.left
+            what = f"{comparison.left} of {total} files were not compared with their checksums in time"
+            progress.unverified.append(SkippedCheckpoint(candidate.path, what))
+        progress.seen.append(seen)
+
+
+def find_newest_whole(directory: Path, max_depth: int = _MAX_DEPTH) -> CheckpointChoice:
     """The newest whole checkpoint among `directory` itself and the directories up to `max_depth` below it.
 
     As `find_whole` finds it.
@@ -40,100 +164,9 @@ def find_newest_whole(directory: Path, max_depth: int = 2) -> CheckpointChoice:
     return CheckpointChoice(Path(newest.path), newest.step, found.skipped)
 
 
-def find_whole(directory: Path, limit: int = 3, max_depth: int = 2) -> WholeCheckpoints:
+def find_whole(directory: Path, limit: int = 3, max_depth: int = _MAX_DEPTH) -> WholeCheckpoints:
     """The newest `limit` whole checkpoints among `directory` itself and those up to `max_depth` below it.
 
-    Their paths are absolute. Never raises for what is on disk: whatever cannot be used is in `skipped`, with
-    a reason that names the file, what was found and what was expected. A directory that does not exist has
-    none.
+    As `Checkpoints.look` finds them.
     """
-    candidates, skipped = _collect(directory.absolute(), max_depth)
-    seen: list[SeenCheckpoint] = []
-    for candidate in order_newest_first(candidates):
-        if len(seen) == limit:
-            break
-        reason = _find_defect(candidate.path)
-        if reason is None:
-            seen.append(SeenCheckpoint(str(candidate.path), candidate.step))
-        else:
-            skipped.append(SkippedCheckpoint(candidate.path, reason))
-    return WholeCheckpoints(tuple(seen), tuple(skipped))
-
-
-def _collect(directory: Path, max_depth: int) -> tuple[list[Candidate], list[SkippedCheckpoint]]:
-    """Directories that may be checkpoints, each once however many links lead to it; and unreadable ones."""
-    candidates: dict[tuple[int, int], Candidate] = {}
-    skipped: list[SkippedCheckpoint] = []
-    pending = [(directory, 0)]
-    while pending:
-        path, depth = pending.pop(0)
-        try:
-            candidate, children = _look_into(path)
-            status = path.stat()
-        except OSError as error:
-            # A directory that is not there yet, or that retention removed while we looked, is no finding.
-            if not isinstance(error, FileNotFoundError):
-                skipped.append(SkippedCheckpoint(path, f"cannot be read: {error.strerror}"))
-            continue
-        if candidate is not None:
-            candidates.setdefault((status.st_dev, status.st_ino), candidate)
-        if depth < max_depth and (candidate is None or depth == 0):
-            pending.extend((child, depth + 1) for child in children)
-    return list(candidates.values()), skipped
-
-
-def _look_into(path: Path) -> tuple[Candidate | None, tuple[Path, ...]]:
-    """The directory as a candidate if it looks like a checkpoint, and its subdirectories, links last.
-
-    Links last: where "latest" points to step-40, the checkpoint is reported under its own name.
-
-    Raises:
-        OSError: the directory cannot be listed.
-    """
-    with os.scandir(path) as listing:
-        entries = sorted(listing, key=lambda entry: (entry.is_symlink(), entry.name))
-    # os.path.isdir, because DirEntry.is_dir raises for a link that leads to itself.
-    children = tuple(path / entry.name for entry in entries if entry.name[0] != "." and os.path.isdir(entry))
-    step = read_step(path.name)
-    if step is None and path.is_symlink():
-        step = read_step(path.resolve().name)
-    has_metadata = any(entry.name == METADATA_NAME for entry in entries)
-    has_shards = any(entry.name.endswith(SHARD_SUFFIX) for entry in entries)
-    if not (has_metadata or has_shards or (step is not None and not children)):
-        return None, children
-    modified_ns = (path / METADATA_NAME if has_metadata else path).stat().st_mtime_ns
-    return Candidate(path, step, has_metadata, modified_ns), children
-
-
-def _find_defect(checkpoint: Path) -> str | None:
-    """Why the checkpoint cannot be used, or None if it is whole."""
-    path = checkpoint / METADATA_NAME
-    try:
-        status = path.stat()
-        required = _required_lengths(path, status.st_mtime_ns, status.st_size)
-    except FileNotFoundError:
-        return f"has no {METADATA_NAME}: the save did not finish, or this is not a torch DCP checkpoint"
-    except OSError as error:
-        return f"{METADATA_NAME} cannot be read: {error.strerror}"
-    except MetadataError as error:
-        return f"{METADATA_NAME} {error}"
-    return next(_find_short_files(checkpoint, required), None)
-
-
-@lru_cache(maxsize=32)
-def _required_lengths(metadata: Path, mtime_ns: int, size: int) -> dict[str, int]:
-    """What a metadata file asks for, read once while it stays as it is: it may have a million entries."""
-    del mtime_ns, size
-    return read_required_lengths(metadata.read_bytes())
-
-
-def _find_short_files(checkpoint: Path, required: dict[str, int]) -> Iterator[str]:
-    """One sentence for each file that is missing or shorter than it must be."""
-    for name, needed_bytes in sorted(required.items()):
-        try:
-            found_bytes = (checkpoint / name).stat().st_size
-        except OSError as error:
-            yield f"shard {name} cannot be read: {error.strerror}"
-            continue
-        if found_bytes < needed_bytes:
-            yield f"shard {name} has {found_bytes} bytes, {needed_bytes} are needed"
+    return Checkpoints(directory, max_depth=max_depth).look(limit)

@@ -1,75 +1,51 @@
-"""What a torch DCP checkpoint must contain to be whole, and which of several is the newest.
+"""Which of several checkpoints is the newest, on one node and of those that all nodes of a job have. Pure.
 
-Pure: works on names, times and the bytes of a `.metadata` file. `ftrun.launcher.checkpoint` reads the disk.
-What the nodes of a job have in common is chosen here too.
+What is on disk is read by `ftrun.launcher.checkpoint`; whether one may be trusted after it was loaded is
+decided by `ftrun.launcher.checkpoint_quarantine`.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from enum import Enum
+from pathlib import Path
 
 from ftrun.launcher.messages import SeenCheckpoint
 
-_TRAILING_NUMBER = re.compile(r"([0-9]+)\Z")
-
-_DCP = "torch.distributed.checkpoint"
-
-# What `.metadata` names in torch 2.6 to 2.13: torch/distributed/checkpoint/metadata.py and filesystem.py, and
-# what these classes hold. Python 3.11 pickles enum members as getattr(class, name), other versions as
-# class(value); Python 3.13 has paths in pathlib._local.
-_ADMITTED = frozenset(
-    {
-        (f"{_DCP}.metadata", "Metadata"),
-        (f"{_DCP}.metadata", "MetadataIndex"),
-        (f"{_DCP}.metadata", "StorageMeta"),
-        (f"{_DCP}.metadata", "TensorStorageMetadata"),
-        (f"{_DCP}.metadata", "BytesStorageMetadata"),
-        (f"{_DCP}.metadata", "ChunkStorageMetadata"),
-        (f"{_DCP}.metadata", "TensorProperties"),
-        (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"),
-        (f"{_DCP}.filesystem", "_StorageInfo"),
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-        ("builtins", "getattr"),
-        ("collections", "OrderedDict"),
-        ("pathlib", "Path"),
-        ("pathlib", "PosixPath"),
-        ("pathlib", "PurePosixPath"),
-        ("pathlib._local", "PosixPath"),
-        ("pathlib._local", "PurePosixPath"),
-    }
-)
-_DTYPE = re.compile(r"(bool|q?u?int|b?float|complex|bits)[0-9a-z_]*")
-
-# Everything that the C unpickler is known to raise on bytes that are not a pickle.
-_UNPICKLING_ERRORS = (
-    pickle.UnpicklingError,
-    EOFError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    MemoryError,
-    RecursionError,
-)
+# Not the last digits of "val_loss=0.25".
+_TRAILING_NUMBER = re.compile(r"(?<![0-9])(?<![0-9]\.)([0-9]+)\Z")
+# Lightning's ModelCheckpoint: "epoch=3-step=1000-val_loss=0.25.ckpt", with "-v1" for one of the same name.
+_NAMED_STEP = re.compile(r"(?:\A|[^a-z])(?:step|iter|iteration)[=_-]?([0-9]+)(?![0-9])", re.IGNORECASE)
+_FILE_SUFFIX = re.compile(r"\.(?:ckpt|pt|pth)\Z", re.IGNORECASE)
+# Where Hugging Face and others write before they rename, and what `checkpoint.quarantine: rename` leaves.
+_SET_ASIDE = re.compile(r"\Atmp|[.-](?:tmp|partial|incomplete|unfinished|ftrun-quarantined(?:-[0-9]+)?)\Z")
 
 
-class MetadataError(ValueError):
-    """The bytes of a `.metadata` file do not describe a torch DCP checkpoint; the message says why."""
+class Form(Enum):
+    """How a checkpoint lies on disk."""
+
+    DCP = "torch DCP directory"
+    RANK_DCP = "torch DCP directory with metadata per rank"
+    HUGGING_FACE = "Hugging Face directory"
+    MARKED = "directory with a commit marker"
+    TRACKED = "directory that a file beside it says is whole"
+    RANK_FILES = "directory with a file per rank"
+    UNMARKED = "directory without a commit marker"
+    FILE = "single file"
+    LOCAL = "nvidia-resiliency-ext's local files, one per rank"
 
 
 @dataclass(frozen=True, slots=True)
 class SkippedCheckpoint:
-    """A directory that looks like a checkpoint and was not chosen, with the reason as a sentence."""
+    """What looks like a checkpoint and was not chosen, or was not compared to the end, with the reason."""
 
     path: Path
     reason: str
+    """A sentence without its beginning, the checkpoint."""
+    is_unfinished: bool = False
+    """Its save has not ended: nothing that ever was whole is lost with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +54,7 @@ class CheckpointChoice:
 
     path: Path | None
     step: int | None
-    """The number at the end of the directory's name; None if it has none or nothing was found."""
+    """As its name tells it; None if it has none or nothing was found."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     """Newest first; checkpoints older than the chosen one are not looked at."""
 
@@ -91,23 +67,46 @@ class WholeCheckpoints:
     """Newest first; with absolute paths."""
     skipped: tuple[SkippedCheckpoint, ...] = ()
     """Newest first; what is older than the last one in `seen` is not looked at if there are enough."""
+    unverified: tuple[SkippedCheckpoint, ...] = ()
+    """Of `seen`, those whose checksums were not all compared in time: whole as far as lengths tell."""
+
+    @property
+    def has_lost_any(self) -> bool:
+        """Whether something that was a checkpoint, or may be one, cannot be used."""
+        return any(not one.is_unfinished for one in self.skipped)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A directory that may hold a checkpoint (per directory)."""
+    """What may be a checkpoint (per directory, or file)."""
 
     path: Path
     step: int | None
-    has_metadata: bool
-    modified_ns: int
-    """Modification time of `.metadata`, or of the directory where there is none; wall clock, nanoseconds."""
+    is_finished: bool
+    """It has what is written last, if its form has such a thing."""
+    saved_ns: int
+    """Modification time of what is written last, else of the directory; the file system's clock, UTC epoch in
+    nanoseconds."""
+    form: Form = Form.DCP
+    parts: tuple[Path, ...] = ()
+    """Files that it consists of, as far as they were noted when it was found."""
 
 
 def read_step(name: str) -> int | None:
-    """The number at the end of a directory's name: 40 for step-40, global_step40, iter_0000040 and 40."""
-    match = _TRAILING_NUMBER.search(name)
+    """The step in the name of a directory or file.
+
+    40 for step-40, global_step40, iter_0000040, checkpoint-40, 40, model_40.pt and epoch=2-step=40-v1.ckpt.
+    """
+    if is_set_aside(name):
+        return None
+    stem = _FILE_SUFFIX.sub("", name)
+    match = _NAMED_STEP.search(stem) or _TRAILING_NUMBER.search(stem)
     return int(match.group(1)) if match else None
+
+
+def is_set_aside(name: str) -> bool:
+    """Whether a name says that it is not to be used: not finished, or quarantined."""
+    return _SET_ASIDE.search(name) is not None
 
 
 def order_newest_first(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -117,9 +116,15 @@ def order_newest_first(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]
     temporary one) must not decide how the finished ones are compared; it comes first, so that it is reported.
     """
     found = tuple(candidates)
-    if any(c.step is None for c in found if c.has_metadata):
-        return tuple(sorted(found, key=lambda c: c.modified_ns, reverse=True))
-    return tuple(sorted(found, key=lambda c: (c.step is None, c.step or 0, c.modified_ns), reverse=True))
+    if any(c.step is None for c in found if c.is_finished):
+        return tuple(sorted(found, key=lambda c: c.saved_ns, reverse=True))
+    return tuple(sorted(found, key=lambda c: (c.step is None, c.step or 0, c.saved_ns), reverse=True))
+
+
+def trusted(seen: Iterable[SeenCheckpoint], quarantined: Iterable[str]) -> tuple[SeenCheckpoint, ...]:
+    """Those that are not quarantined (`SeenCheckpoint.identity`), in their order."""
+    avoided = frozenset(quarantined)
+    return tuple(one for one in seen if one.identity not in avoided)
 
 
 def choose_common(offers: Sequence[Sequence[SeenCheckpoint]]) -> SeenCheckpoint | None:
@@ -154,79 +159,3 @@ def _newest(offers: Sequence[Sequence[SeenCheckpoint]]) -> SeenCheckpoint | None
     heads = [seen[0] for seen in offers if seen]
     older = {one.path for seen in offers for one in seen[1:]}
     return next((head for head in heads if head.path not in older), heads[0])
-
-
-def read_required_lengths(metadata: bytes) -> dict[str, int]:
-    """File name, relative to the checkpoint, to the length in bytes that it must have at least.
-
-    Nothing that the pickle names is imported or called: its classes are replaced by inert stand-ins.
-
-    Raises:
-        MetadataError: not a pickle, names something that no DCP metadata needs, or lists no usable shard.
-    """
-    try:
-        root = _MetadataUnpickler(io.BytesIO(metadata)).load()
-    except MetadataError:
-        raise
-    except _UNPICKLING_ERRORS as error:
-        raise MetadataError(f"is not a readable pickle ({type(error).__name__}: {error})") from error
-    entries = root.fields.get("storage_data") if isinstance(root, _MetadataStandIn) else None
-    if not isinstance(entries, dict) or not entries:
-        raise MetadataError("does not list any shard")
-    required: dict[str, int] = {}
-    for entry in entries.values():
-        name, end = _read_entry(entry)
-        required[name] = max(end, required.get(name, 0))
-    return required
-
-
-class _StandIn:
-    """Takes the place of a class or function that the pickle names; keeps only the state it is given."""
-
-    __slots__ = ("fields",)
-
-    def __new__(cls, *_args: object, **_kwargs: object) -> _StandIn:
-        instance = super().__new__(cls)
-        instance.fields = {}
-        return instance
-
-    def __setstate__(self, state: object) -> None:
-        if isinstance(state, dict):
-            self.fields: dict[object, object] = state
-
-
-class _MetadataStandIn(_StandIn):
-    __slots__ = ()
-
-
-class _StorageInfoStandIn(_StandIn):
-    __slots__ = ()
-
-
-class _MetadataUnpickler(pickle.Unpickler):
-    """Reads DCP metadata without torch and without running anything that the file asks for."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> type[_StandIn]:
-        if (module_name, global_name) == (f"{_DCP}.metadata", "Metadata"):
-            return _MetadataStandIn
-        if (module_name, global_name) == (f"{_DCP}.filesystem", "_StorageInfo"):
-            return _StorageInfoStandIn
-        is_dtype = module_name == "torch" and _DTYPE.fullmatch(global_name)
-        if is_dtype or (module_name, global_name) in _ADMITTED:
-            return _StandIn
-        raise MetadataError(f"names {module_name}.{global_name}, which no checkpoint metadata needs")
-
-
-def _read_entry(entry: object) -> tuple[str, int]:
-    """File name and end of one stored item, in bytes."""
-    if not isinstance(entry, _StorageInfoStandIn):
-        raise MetadataError("lists a shard in an unknown format")
-    name, offset, length = (entry.fields.get(key) for key in ("relative_path", "offset", "length"))
-    if not isinstance(name, str) or not isinstance(offset, int) or not isinstance(length, int):
-        raise MetadataError("lists a shard without name, offset or length")
-    if offset < 0 or length < 0:
-        raise MetadataError(f"lists a negative offset or length for shard {name}")
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts:
-        raise MetadataError(f"names a shard outside of the checkpoint: {name!r}")
-    return name, offset + length

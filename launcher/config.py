@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftrun.launcher import values as v
+from ftrun.launcher.checkpoint_config import CheckpointConfig
 from ftrun.launcher.fault_tolerance import FaultToleranceConfig as FaultToleranceConfig
+from ftrun.launcher.health_config import HealthConfig
 from ftrun.launcher.streams import StdMap
 from ftrun.launcher.values import Setting, Spec, setting
 
@@ -141,18 +143,6 @@ class StandbyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointConfig:
-    """Where checkpoints are."""
-
-    dir: str | None = setting(
-        None,
-        v.TEXT_OR_OFF,
-        "path",
-        "The newest whole checkpoint below it is handed to the workers of each round.",
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class TimeoutsConfig:
     """When a job in which no rank shows any sign of progress is hung; `docs/timeouts.md` has the rule."""
 
@@ -182,6 +172,12 @@ class WorldConfig:
         v.COUNT,
         "nodes",
         "Nodes that are kept out of the world, joined and ready to replace one that is lost.",
+    )
+    shrink: str = setting(
+        "node",
+        v.choice_of("node", "gpu"),
+        "node or gpu",
+        "What a GPU that is not healthy takes out of the world: its node, or the workers on that GPU alone.",
     )
     grow: str = setting(
         "at_checkpoint",
@@ -229,6 +225,7 @@ class FtrunConfig:
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     world: WorldConfig = field(default_factory=WorldConfig)
     rdzv: RdzvConfig = field(default_factory=RdzvConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
     run_dir: str | None = setting(
         None, v.TEXT_OR_OFF, "path", "Journal and logs of the run; null for $XDG_STATE_HOME/ftrun/<run_id>."
     )

@@ -7,7 +7,7 @@ one stands. Does not know the command line, nor which source wins.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import yaml
@@ -72,7 +72,10 @@ def parse_assignment(text: str) -> tuple[str, Setting]:
     kind = DEFAULT_KEYS[key].spec.kind
     reader = _SectionReader()
     try:
-        value = kind.read(reader.to_data(yaml.compose(value_text, Loader=yaml.SafeLoader)))
+        node = yaml.compose(value_text, Loader=yaml.SafeLoader)
+        if node is not None:
+            reader.check_entries(key, node)
+        value = None if reader.problems else kind.read(reader.to_data(node))
     except (yaml.YAMLError, RecursionError, ValueError):
         raise ConfigError(f"{name}: found {value_text!r}, expected {kind.expected}") from None
     if reader.problems:
@@ -139,8 +142,29 @@ class _SectionReader:
             else:
                 self.problems.append((_line(key_node), f"unknown key {key!r} in {name}{_suggest(full)}"))
 
+    def check_entries(self, key: str, node: yaml.Node) -> bool:
+        """Look for what is wrong with single entries of a mapping whose names are known; False if any is."""
+        entry, problems_before = DEFAULT_KEYS[key].spec.kind.entry, len(self.problems)
+        if entry is None or not isinstance(node, yaml.MappingNode):
+            return True
+        names = entry.names()
+        for name, key_node, value_node in self._entries(node):
+            if name not in names:
+                text = f"unknown {entry.noun} {name!r} in {key}{_suggest_among(name, names)}"
+                self.problems.append((_line(key_node), text))
+                continue
+            kind = entry.kind_of(name)
+            try:
+                kind.read(self.to_data(value_node))
+            except (yaml.YAMLError, RecursionError, ValueError):
+                text = f"{key}: {name}: found {_found(value_node)}, expected {kind.expected}"
+                self.problems.append((_line(value_node), text))
+        return len(self.problems) == problems_before
+
     def _read_value(self, key: str, node: yaml.Node) -> None:
         kind = DEFAULT_KEYS[key].spec.kind
+        if not self.check_entries(key, node):
+            return
         try:
             value = kind.read(self.to_data(node))
         except (yaml.YAMLError, RecursionError, ValueError):
@@ -211,6 +235,11 @@ def _suggest(key: str) -> str:
     siblings = [full for full in DEFAULT_KEYS if full.rpartition(".")[0] == section]
     is_short = 0 < len(siblings) <= 8
     return f", valid are {', '.join(siblings)}" if is_short else ", see ftrun --ft-show-config for all keys"
+
+
+def _suggest_among(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f", the nearest is {near[0]}" if near else ""
 
 
 def _describe_missing(root: yaml.Node | None) -> str:

@@ -66,8 +66,7 @@ def _render_keys(
                 path = sections[: depth + 1]
         path = sections
         indent = "  " * len(sections)
-        is_mapping = key.name == "fault_tolerance.rank_section_timeouts"
-        value = _render_mapping(key.value) if is_mapping else _render(key.value)
+        value = _render_mapping(key.value) if key.spec.kind.is_mapping else _render(key.value)
         lines += [*above(key, indent), f"{indent}{name}: {value}{beside(key)}"]
     return lines
 
@@ -75,7 +74,7 @@ def _render_keys(
 def _render_mapping(value: object) -> str:
     if not isinstance(value, tuple):
         raise TypeError(f"expected pairs, found {value!r}")
-    return "{" + ", ".join(f"{_render(name)}: {_render(seconds)}" for name, seconds in value) + "}"
+    return "{" + ", ".join(f"{_render(name)}: {_render(item)}" for name, item in value) + "}"
 
 
 def _quote(text: str) -> str:

@@ -67,3 +67,16 @@ def substitute(arguments: Sequence[str], local_rank: int, resume_from: str | Non
     """Replace `${local_rank}` and `${resume_from}` (empty at the first start) in the script's arguments."""
     values = {"local_rank": str(local_rank), "resume_from": resume_from or ""}
     return tuple(Template(argument).safe_substitute(values) for argument in arguments)
+
+
+def named_interfaces(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Network interfaces that the job is told to use, by NCCL's and gloo's variables; () if it may choose.
+
+    NCCL_SOCKET_IFNAME may also exclude ("^lo") or ask for exact names ("=eth0"); names may have a port.
+    """
+    names: list[str] = []
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        text = environ.get(variable, "").strip()
+        if not text.startswith("^"):
+            names += (name.strip().partition(":")[0] for name in text.removeprefix("=").split(","))
+    return tuple(dict.fromkeys(filter(None, names)))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ftrun.launcher.messages import Agent, Hello, Message, Publication, StopKind, StopOrder
+from ftrun.launcher.messages import Agent, Hello, JobPlan, Message, Publication, StopKind, StopOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class Connected:
     """This agent serves the store."""
     address: str = ""
     """This agent's own on the way to the store; "" if it is a loopback address, or not known."""
+    plan: JobPlan | None = None
+    """Of the last round that this host agent has closed; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)

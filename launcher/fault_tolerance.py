@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ftrun.launcher import values as v
 from ftrun.launcher.values import setting
 
-_NO_HEALTH = "this version has no health checks yet, so nothing is checked for it"
+_ALL_PORTS = "ftrun finds the ports of every card below /sys by itself"
 _NO_CYCLES = "this version judges progress by optimizer steps and does not read this value yet"
 _NO_ATTRIBUTION = "this version has no attribution service yet, so nothing is sent to one"
 _DEAD = "nvidia-resiliency-ext itself no longer reads it"
@@ -42,7 +42,11 @@ class FaultToleranceConfig:
         None, v.TIMEOUT, "seconds", "Longest stay outside all sections."
     )
     node_health_check_interval: float = setting(
-        5.0, v.INTERVAL, "seconds", "How often the node's health is checked while training runs.", _NO_HEALTH
+        5.0,
+        v.INTERVAL,
+        "seconds",
+        "How often the node's health is checked while training runs; 5.0, the default there, stands for "
+        "ftrun.health.interval.",
     )
     safety_factor: float = setting(
         5.0, v.FACTOR, "factor", "Observed intervals times this give the learned timeouts."
@@ -64,50 +68,61 @@ class FaultToleranceConfig:
         60.0, v.INTERVAL, "seconds", "Kept so that old files load.", _DEAD
     )
     enable_nic_monitor: bool = setting(
-        False, v.SWITCH, "true or false", "Watches the network cards while training runs.", _NO_HEALTH
+        False,
+        v.SWITCH,
+        "true or false",
+        "Watches the network cards while training runs.",
+        "ftrun always does where health checks are on; ftrun.health.checks switches single ones",
     )
     enable_nic_healthcheck: bool = setting(
-        True, v.SWITCH, "true or false", "Looks at the network links before a round starts.", _NO_HEALTH
+        True,
+        v.SWITCH,
+        "true or false",
+        "Looks at network cards; false is ftrun.health.checks {nic: off}.",
     )
     pci_topo_file: str | None = setting(
         None,
         v.TEXT_OR_OFF,
         "path",
-        "Describes which network card serves which GPU; null to ask the system.",
-        _NO_HEALTH,
+        "Topology file of NCCL, by which network cards are told to serve GPUs; null to ask the system.",
     )
     link_down_path_template: str | None = setting(
-        None, v.TEXT_OR_OFF, "path with {dev_name}", "Where a network card counts its lost links.", _NO_HEALTH
+        None, v.TEXT_OR_OFF, "path with {dev_name}", "Where a network card counts its lost links.", _ALL_PORTS
     )
     link_state_path_template: str | None = setting(
         None,
         v.TEXT_OR_OFF,
         "path with {dev_name}",
         "Where a network card shows the state of its link.",
-        _NO_HEALTH,
+        _ALL_PORTS,
     )
     enable_dist_storage_healthcheck: bool = setting(
-        False, v.SWITCH, "true or false", "Looks at distributed storage before a round starts.", _NO_HEALTH
+        False,
+        v.SWITCH,
+        "true or false",
+        "Looks at distributed storage before a round starts.",
+        "ftrun always looks at Lustre and at the mounts of the job's paths where health checks are on",
     )
     storage_healthcheck_path: str | None = setting(
         None,
         v.TEXT_OR_OFF,
         "absolute paths, separated by commas",
-        "Paths that must be usable before a round starts.",
-        _NO_HEALTH,
+        "Paths that must be readable before a round starts, beside ftrun.health.paths.",
     )
     gpu_memory_reclaim_timeout: float = setting(
         50.0,
         v.SECONDS,
         "seconds",
         "Longest wait for the memory of stopped workers to be free again.",
-        _NO_HEALTH,
     )
     gpu_memory_tolerance_mb: float = setting(
-        512.0, v.MEGABYTES, "MB", "GPU memory that may stay in use and still counts as free.", _NO_HEALTH
+        512.0, v.MEGABYTES, "MB", "GPU memory that may stay in use and still counts as free."
     )
     gpu_memory_poll_interval: float = setting(
-        2.0, v.INTERVAL, "seconds", "How often GPU memory is looked at during that wait.", _NO_HEALTH
+        2.0,
+        v.INTERVAL,
+        "seconds",
+        "How often GPU memory is looked at during that wait; 2.0, the default there, stands for 0.05.",
     )
     check_remaining_processes: bool = setting(
         False,

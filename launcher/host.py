@@ -28,6 +28,7 @@ from ftrun.launcher.host_state import (
     Watch,
     Woke,
 )
+from ftrun.launcher.memory import combine
 from ftrun.launcher.messages import Agent, Bye, Join, Leave, Memory, Message, Moving, Quiet, Refused, Saved
 from ftrun.launcher.quorum import find_first_ranks
 from ftrun.monitor import events
@@ -131,7 +132,7 @@ def _join(state: HostState, join: Join, now: float) -> Step:
             told += (Tell(events.NodeJoined(agent.node, join.slots, join.address)),)
     if join.sequence == state.sequence and state.stage is not Stage.CLOSING:
         known = replace(known, join=join)
-        state = _note_return(replace(state, memory=_merge(state.memory, join.memory)), join)
+        state = _note_return(_remember(state, join.memory), join)
     state = replace(
         state,
         present={**state.present, agent.incarnation: known},
@@ -140,18 +141,14 @@ def _join(state: HostState, join: Join, now: float) -> Step:
     return state, told
 
 
-def _merge(ours: Memory, theirs: Memory) -> Memory:
-    """The later round's; nothing that only grows becomes less, whoever was cut off from whom."""
-    newer, older = (theirs, ours) if theirs.round_number > ours.round_number else (ours, theirs)
-    has_less = older.restart_count <= newer.restart_count and len(older.history) <= len(newer.history)
-    if has_less and set(older.excluded) <= set(newer.excluded):
-        return newer
-    return replace(
-        newer,
-        restart_count=max(newer.restart_count, older.restart_count),
-        history=max(newer.history, older.history, key=len),
-        excluded=tuple(dict.fromkeys((*older.excluded, *newer.excluded))),
-    )
+def _remember(state: HostState, theirs: Memory) -> HostState:
+    """What the agent knows of the job, which another host agent may have led until now.
+
+    Once this one has closed a round, the last nodes are those of that round.
+    """
+    ours = state.memory
+    is_theirs = state.plan is None and theirs.round_number > ours.round_number
+    return replace(state, memory=combine(theirs, ours) if is_theirs else combine(ours, theirs))
 
 
 def _note_return(state: HostState, join: Join) -> HostState:
@@ -161,7 +158,7 @@ def _note_return(state: HostState, join: Join) -> HostState:
         return replace(state, back={**state.back, incarnation: join})
     if incarnation not in state.away or state.plan is None:
         return state
-    if join.memory.round_number < state.plan.memory.round_number:
+    if join.evidence is None or join.evidence.round_number != state.plan.memory.round_number:
         # Its connection broke just then: what it says of a round is of an earlier one.
         return _without_seat(state, incarnation, "it has not heard of the round", False)
     return replace(state, back={**state.back, incarnation: join}, away=state.away - {incarnation})

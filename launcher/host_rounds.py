@@ -5,11 +5,14 @@ Each function looks at the levels of a `HostState`, never at which event has cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ftrun.launcher import exit_codes
-from ftrun.launcher.checkpoint_choice import choose_common, find_blind
+from ftrun.launcher.checkpoint_quarantine import begin_from
+from ftrun.launcher.checkpoint_trust import choose_resume, doubt
+from ftrun.launcher.exclusion import exclude, tell_withheld, without_restart_alone
+from ftrun.launcher.fitness import judge_fitness
 from ftrun.launcher.host_state import Decide, Do, HostState, Order, Presence, Publish, Stage, Step, Tell
 from ftrun.launcher.judgements import judgement_events
 from ftrun.launcher.messages import (
@@ -18,7 +21,6 @@ from ftrun.launcher.messages import (
     Judgement,
     Outcome,
     Seat,
-    SeenCheckpoint,
     StopKind,
     StopOrder,
     Verdict,
@@ -98,7 +100,10 @@ def _waiting(state: HostState) -> list[Presence]:
     return [
         one
         for key, one in state.present.items()
-        if one.join is not None and key not in seated and one.agent.node not in state.memory.excluded
+        if one.join is not None
+        and not one.join.unhealthy
+        and key not in seated
+        and one.agent.node not in state.memory.excluded
     ]
 
 
@@ -127,7 +132,7 @@ def _settle(state: HostState, joins: Sequence[Join], now: float, decide: Decide)
     incident = _diagnose(state.plan.memory.round_number, joins, state.gone, order)
     if order is not None and order.kind is StopKind.GROW and incident.kind is IncidentKind.UNKNOWN:
         return _open(state, now, 0.0), ()
-    return _judge(state, incident, now, decide)
+    return _judge(state, incident, now, without_restart_alone(state.rules, joins, decide))
 
 
 def _request(joins: Sequence[Join]) -> StopOrder | None:
@@ -149,14 +154,15 @@ def _diagnose(
 
 
 def _judge(state: HostState, incident: Incident, now: float, decide: Decide) -> Step:
-    decision = decide(incident, state.memory.history)
+    state, seen_as, doubts = doubt(state, incident)
+    decision = decide(seen_as, state.memory.history)
     judgement = Judgement(incident, decision)
     journal = judgement_events(judgement, state.memory.restart_count, state.rules.max_restarts)
-    told: tuple[Do, ...] = tuple(Tell(event) for event in journal)
+    told: tuple[Do, ...] = (*(Tell(event) for event in journal), *doubts)
     if decision.action is Action.STOP:
         state, closed = _close(state, Verdict(decision.exit_code, decision.reason, judgement), now)
         return state, (*told, *closed)
-    past = PastIncident(incident.kind, incident.fingerprint, incident.has_progressed)
+    past = PastIncident(incident.kind, seen_as.fingerprint, incident.has_progressed)
     memory = replace(state.memory, history=(*state.memory.history, past))
     state = replace(state, memory=memory, judgement=judgement)
     return _open(state, now, decision.delay_s), told
@@ -184,7 +190,7 @@ def _form(state: HostState, now: float, decide: Decide) -> Step:
     ]
     if (request := _request(candidates)) is not None:
         return _close(state, Verdict(request.exit_code, request.reason), now)
-    if not has_quorum(rules, candidates, state.memory.nodes):
+    if not has_quorum(rules, candidates):
         state = replace(state, last_call_at=None)
         if now >= state.opened_at + rules.join_timeout_s:
             return _close(state, Verdict(exit_codes.NO_RENDEZVOUS, _too_few(state, candidates)), now)
@@ -197,18 +203,40 @@ def _form(state: HostState, now: float, decide: Decide) -> Step:
         return _tell(state, candidates, now)
     if state.plan is None and state.memory.round_number >= 0 and state.judgement is None:
         return _settle_inherited(state, candidates, now, decide)
-    return _publish(state, candidates)
+    fitness = judge_fitness(candidates, rules.max_excluded_fraction)
+    state, told = tell_withheld(state, fitness)
+    state, published = exclude(state, fitness, now) if fitness.unfit else _publish(state, candidates, now)
+    return state, (*told, *published)
 
 
 def _is_complete(state: HostState, candidates: Sequence[Join], now: float) -> bool:
     """Whether nobody is worth waiting for any more."""
+    rules = state.rules
     assert state.last_call_at is not None
-    if now >= state.last_call_at + state.rules.last_call_s or is_world_full(state.rules, len(candidates)):
+    if now >= state.last_call_at + rules.last_call_s:
         return True
+    if _is_anybody_awaited(state):
+        return False
     if state.plan is not None:
         return True  # every living node of the last round is back: that is what opened this one
     known = set(state.memory.nodes) - set(state.memory.excluded)
-    return bool(known) and known <= {join.agent.node for join in candidates}
+    known -= {order.node for order in _inherited_orders(candidates) if order.kind is StopKind.LEAVE}
+    are_back = known <= {join.agent.node for join in candidates}
+    if is_world_full(rules, len(candidates)):
+        # Nodes of the last round may have yet to see that its host agent is gone, and to end their workers.
+        had_time = state.judgement is not None or now >= state.opened_at + rules.lost_after_s
+        return are_back or had_time
+    return bool(known) and are_back
+
+
+def _is_anybody_awaited(state: HostState) -> bool:
+    """Whether one that was asked to join again has yet to do so, and is there."""
+    return any(key in state.awaited and one.join is None for key, one in state.present.items())
+
+
+def _inherited_orders(joins: Iterable[Join]) -> list[StopOrder]:
+    """Why nodes have stopped the round of another host agent."""
+    return [join.order for join in joins if join.order is not None]
 
 
 def _settle_inherited(state: HostState, candidates: Sequence[Join], now: float, decide: Decide) -> Step:
@@ -223,34 +251,39 @@ def _settle_inherited(state: HostState, candidates: Sequence[Join], now: float, 
     if len(ends) == len(memory.nodes) and all(end is Outcome.SUCCEEDED for end in ends):
         return _close(state, Verdict(exit_codes.OK, "all ranks finished"), now)
     firsts = [sum(memory.slots[:place]) for place in range(len(memory.nodes))]
+    order = next(iter(_inherited_orders(back.values())), None)
     reason = "the host agent was lost with its store, or was started again"
+    leaver, left = (order.node, order.reason) if order and order.kind is StopKind.LEAVE else ("", "")
     gone = [
-        LostNode(node, first, slots, reason, False)
+        LostNode(node, first, slots, left if node == leaver else reason, node == leaver)
         for node, first, slots in zip(memory.nodes, firsts, memory.slots, strict=True)
         if node not in back
     ]
-    incident = _diagnose(memory.round_number, list(back.values()), gone, None)
+    incident = _diagnose(memory.round_number, list(back.values()), gone, order)
+    last_call_at = state.last_call_at
     state, judged = _judge(state, incident, now, decide)
     if state.stage is not Stage.FORMING:
         return state, judged
+    state = replace(state, last_call_at=last_call_at)  # those who have not come by now had their time
     state, formed = _form(state, now, decide)
     return state, (*judged, *formed)
 
 
-def _publish(state: HostState, candidates: Sequence[Join]) -> Step:
+def _publish(state: HostState, candidates: Sequence[Join], now: float) -> Step:
     rules, memory = state.rules, state.memory
     chosen = choose_seats(rules, candidates, memory.nodes)
-    seen = {join.agent.node: join.checkpoints for join in chosen if join.has_checkpoint_dir}
-    resume = choose_common(list(seen.values()))
+    resume, obstacle, told = choose_resume(state, chosen)
+    if obstacle:
+        state, closed = _close(state, Verdict(exit_codes.FUTILE, obstacle, state.judgement), now)
+        return state, (*told, *closed)
     judgement = state.judgement
     is_free = memory.round_number < 0 or (judgement is not None and not is_counted(judgement.incident.kind))
     memory = replace(
-        memory,
+        begin_from(memory, resume),
         round_number=memory.round_number + 1,
         restart_count=memory.restart_count + (0 if is_free else 1),
         nodes=tuple(join.agent.node for join in chosen),
         slots=tuple(join.slots for join in chosen),
-        resume=resume,
     )
     seated = {join.agent for join in chosen}
     plan = JobPlan(
@@ -276,21 +309,11 @@ def _publish(state: HostState, candidates: Sequence[Join]) -> Step:
         order=None,
         quiet={},
         has_saved=False,
+        awaited=frozenset(),
         memory=memory,
         judgement=None,
     )
-    return state, (*_tell_blind(seen, resume), published)
-
-
-def _tell_blind(
-    seen: Mapping[str, Sequence[SeenCheckpoint]], resume: SeenCheckpoint | None
-) -> tuple[Do, ...]:
-    """Name the nodes that keep the newest checkpoint from being used."""
-    newest, blind = find_blind(seen)
-    if newest is None or newest == resume:
-        return ()
-    reason = f"it is not seen by {', '.join(blind)}; all nodes of a round begin from the same one"
-    return (Tell(events.CheckpointSkipped(newest.path, reason)),)
+    return state, (*told, published)
 
 
 def _close(state: HostState, verdict: Verdict, now: float) -> Step:
@@ -302,7 +325,7 @@ def _close(state: HostState, verdict: Verdict, now: float) -> Step:
 def next_telling(state: HostState) -> float:
     """When it may next be said what is waited for."""
     if state.told_at is None:
-        return state.opened_at + _TELL_FIRST_S
+        return max(state.opened_at, state.not_before) + _TELL_FIRST_S
     return state.told_at + _TELL_EVERY_S
 
 
@@ -311,7 +334,8 @@ def _tell(state: HostState, candidates: Sequence[Join], now: float) -> Step:
     if now < next_telling(state):
         return state, ()
     sentence = _waited_for(state, candidates)
-    is_news = sentence != state.told
+    is_alone = state.rules.max_nodes + state.rules.spares == 1  # what it waits for is its own health
+    is_news = sentence != state.told and not is_alone
     state = replace(state, told_at=now, told=sentence)
     until_s = state.opened_at + state.rules.join_timeout_s - now
     return state, (Tell(events.RendezvousAwaited(sentence, max(0.0, until_s))),) if is_news else ()

@@ -88,6 +88,10 @@ class HostState:
     memory: Memory = field(default_factory=Memory)
     judgement: Judgement | None = None
     """Of the failure that the open round follows."""
+    awaited: frozenset[str] = frozenset()
+    """Incarnations that were asked to join again, because others were left out."""
+    withheld: frozenset[str] = frozenset()
+    """Health checks that so many nodes fail that it was told, rather than acted on."""
     last_call_at: float | None = None
     """Since when there have been enough nodes."""
     not_before: float = 0.0

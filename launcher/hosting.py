@@ -34,6 +34,11 @@ class Hosting:
         """The verdict is out, and others have yet to take note of it."""
         return self._state.stage is Stage.CLOSING
 
+    @property
+    def has_others(self) -> bool:
+        """Some agent takes part in the job, or wants to."""
+        return self._state.stage is not Stage.DONE and bool(self._state.present)
+
     def hear(self, happened: Sequence[Event], now: float) -> None:
         """Take what has come, possibly nothing, and do what follows from it."""
         self._state, actions = host.advance(self._state, happened, now, self._decide)

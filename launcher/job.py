@@ -26,10 +26,11 @@ import psutil
 from ftrun.launcher import elastic_events, exit_codes, health_port, identity, numa, process
 from ftrun.launcher.agent import Agent as NodeAgent
 from ftrun.launcher.agent import Note
-from ftrun.launcher.assembly import make_membership, make_watchdog
+from ftrun.launcher.assembly import make_health, make_membership, make_watchdog
 from ftrun.launcher.config import Config
 from ftrun.launcher.evidence import OomCounter
 from ftrun.launcher.hangs import Hangs
+from ftrun.launcher.health import NodeHealth
 from ftrun.launcher.logs import DEFAULT_PREFIX_TEMPLATE, LogOptions, RunLogs
 from ftrun.launcher.mailbox import Mailbox
 from ftrun.launcher.membership import Membership, Self
@@ -112,11 +113,12 @@ class Job:
         self._announce()
         directory = self._make_socket_directory()
         self._start_guard(directory)
+        node_health = self._start_health()
         watchdog = make_watchdog(self._config, self._slots.count, directory, self._mailbox.post, self._record)
         self._stack.callback(watchdog.close)
         rounds = self._make_rounds(pool, logs, watchdog)
         pool.adopt(first, f"for the first round: {self._start.advice.reason}")
-        agent = self._make_agent(rounds, watchdog, pool, inbox, watcher)
+        agent = self._make_agent(rounds, watchdog, node_health, pool, inbox, watcher)
         self._stack.callback(agent.close)
         self._start_health_port(agent)
         agent.run()
@@ -237,6 +239,14 @@ class Job:
         self._stack.callback(guard.end)
         self._foreign_pids |= {guard.pid}
 
+    def _start_health(self) -> NodeHealth:
+        """Early, since the first check is made while the workers import what they need."""
+        node_health = make_health(
+            self._config, self._node, self._slots.count, self._run_dir, os.environ, self._mailbox.post
+        )
+        node_health.start()
+        return node_health
+
     def _warn_store(self, reason: str) -> None:
         """From the store's thread: the workers will fail for want of a store, and this says why."""
         self._mailbox.post(events.StoreFailed(reason))
@@ -275,6 +285,7 @@ class Job:
         self,
         rounds: Rounds,
         watchdog: Watchdog,
+        node_health: NodeHealth,
         pool: StandbyPool,
         inbox: SignalInbox,
         watcher: Watcher[object],
@@ -295,6 +306,7 @@ class Job:
             self._make_membership(rounds),
             rounds,
             Hangs(watchdog, rounds, self._record),
+            node_health,
             self._mailbox,
             pool,
             inbox,

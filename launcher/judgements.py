@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from ftrun.launcher.messages import Judgement
+from ftrun.launcher import exit_codes
+from ftrun.launcher.messages import Judgement, Verdict
 from ftrun.launcher.model import Action
 from ftrun.launcher.policy import is_counted
 from ftrun.monitor import events
+
+
+def own_exit_code(verdict: Verdict, node: str) -> int:
+    """With what the agent of a node ends: the job's code, unless this node's hardware has ended the job."""
+    judgement = verdict.judgement
+    if judgement is None or verdict.exit_code == exit_codes.OK:
+        return verdict.exit_code
+    incident = judgement.incident
+    is_to_blame = incident.kind.is_of_hardware and incident.node == node
+    return exit_codes.NODE_UNHEALTHY if is_to_blame else verdict.exit_code
 
 
 def judgement_events(
@@ -27,6 +38,7 @@ def judgement_events(
             incident.fingerprint,
             incident.has_progressed,
             tuple(one.rank for one in incident.collateral),
+            incident.confidence,
         ),
         events.RestartDecided(
             incident.round_number,

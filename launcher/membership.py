@@ -7,17 +7,19 @@ nothing about the job.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftrun.launcher import exchange as ex
 from ftrun.launcher import exit_codes, host_state, node_state
 from ftrun.launcher.hangs import Record
 from ftrun.launcher.hosting import Hosting
-from ftrun.launcher.judgements import judgement_events
+from ftrun.launcher.judgements import judgement_events, own_exit_code
+from ftrun.launcher.memory import brief, combine
 from ftrun.launcher.message_bounds import bound_evidence
 from ftrun.launcher.messages import (
     Agent,
     Bye,
+    Exclusion,
     JobPlan,
     Join,
     Judgement,
@@ -37,7 +39,7 @@ from ftrun.launcher.quorum import plan_of
 from ftrun.launcher.rounds import Offer
 from ftrun.monitor import events, liveness
 from ftrun.monitor.diagnosis import diagnose
-from ftrun.monitor.incident import Evidence
+from ftrun.monitor.incident import Ailment, Evidence
 
 _LAST_WORDS_S = 2.0
 """Longest wait at the end for what was said to reach the store."""
@@ -80,9 +82,14 @@ class Membership:
         self._clock = clock
         self._hosting: Hosting | None = None
         self._is_standing_still = False
+        self._is_unfit = False
+        self._joined: Join | None = None
+        self._order: StopOrder | None = None
         self._address = me.address
         self.run_id = ""
         """The job's id, as the host agent has it."""
+        self._of_host: Memory | None = None
+        """What the host agent of this connection has published last."""
         self.memory = Memory()
         self.plan: Plan | None = None
         """This node's part in the round that was closed last; None if it has none."""
@@ -109,8 +116,13 @@ class Membership:
 
     @property
     def is_closing(self) -> bool:
-        """This is the host agent, and others have yet to take note of the verdict."""
-        return self._hosting is not None and self._hosting.is_closing
+        """This is the host agent, and others have yet to take note of the verdict.
+
+        One whose node was left out for its health goes on for the others, whose store it serves.
+        """
+        if self._hosting is None:
+            return False
+        return self._hosting.is_closing or (self._is_unfit and self._hosting.has_others)
 
     def connect(self) -> None:
         """Look for the host agent's store, again if it was lost."""
@@ -138,13 +150,13 @@ class Membership:
                     for_host.append(host_state.Beats(seen))
                 case ex.Stopped(sequence, order):
                     for_host.append(host_state.Stopped(sequence, order))
+                    self._note_order(order)
                     yield node_state.Ordered(sequence, order)
                 case ex.Published(sequence, publication):
                     yield self._take_publication(sequence, publication)
                 case ex.Connected():
                     yield self._take_connection(note)
                 case ex.Lost(reason):
-                    for_host.clear()  # said to a host agent's part that ends with its store
                     yield self._take_loss(reason)
                 case ex.Mismatch(reason):
                     yield node_state.Sentenced(exit_codes.NO_RENDEZVOUS, reason)
@@ -156,6 +168,13 @@ class Membership:
         if for_host and self._hosting is not None:
             self._hosting.hear(for_host, self._clock())
 
+    def _note_order(self, order: StopOrder) -> None:
+        """For the next host agent, if the one that knows leaves with its store."""
+        self._order = order
+        if order.kind is StopKind.LEAVE and order.exit_code == exit_codes.NODE_UNHEALTHY:
+            excluded = tuple(dict.fromkeys((*self.memory.excluded, order.node)))
+            self.memory = replace(self.memory, excluded=excluded)
+
     def _take_connection(self, connected: ex.Connected) -> node_state.Event:
         self.run_id = connected.hello.run_id
         if connected.address and not self._me.is_address_given:
@@ -164,36 +183,76 @@ class Membership:
             self._record(events.StoreConnected(self._me.endpoint, connected.is_host))
         if connected.is_host:
             self._hosting = self._begin_hosting(self._clock())
+        self._of_host = None
+        if connected.plan is not None:
+            self._of_host = connected.plan.memory
+            self.memory = combine(connected.plan.memory, self.memory)
+            excluded = self._find_place(connected.plan)
+            if excluded is not None:
+                return excluded
         return node_state.Connected(connected.sequence)
+
+    def _find_place(self, plan: JobPlan) -> node_state.Sentenced | None:
+        """Tell if this node is a spare; how its part in the job ends if it may not be one."""
+        node, memory = self._me.agent.node, plan.memory
+        if node in memory.excluded:
+            return node_state.Sentenced(exit_codes.NODE_UNHEALTHY, f"node {node} was excluded from the job")
+        if node not in memory.nodes:
+            self._record(events.NodeParked(memory.round_number, memory.nodes))
+        return None
 
     def _take_loss(self, reason: str) -> node_state.Event:
         self._record(events.StoreLost(reason, self._me.reconnect_s), durable=True)
+        self._joined = None
         self._hosting = None
         self._exchange.disconnect()
         return node_state.Disconnected(reason)
 
     def _take_publication(self, sequence: int, publication: Publication) -> node_state.Event:
+        self._joined = None
+        if isinstance(publication, Exclusion):
+            return self._take_exclusion(sequence, publication)
         self.judgement = publication.judgement
         if self._hosting is None and publication.judgement is not None:
             self._journal(publication.judgement)
         if isinstance(publication, Verdict):
             self.verdict = publication
             self._exchange.send(Bye(self._me.agent))
-            return node_state.Sentenced(publication.exit_code, publication.reason)
+            code = own_exit_code(publication, self._me.agent.node)
+            return node_state.Sentenced(code, publication.reason)
         return self._take_plan(sequence, publication)
 
-    def _take_plan(self, sequence: int, plan: JobPlan) -> node_state.Event:
-        self.memory = plan.memory
-        self.plan = plan_of(plan, self._me.agent)
-        if self._me.agent.node in plan.memory.excluded:
-            reason = f"node {self._me.agent.node} was excluded from the job"
-            return node_state.Sentenced(exit_codes.NODE_UNHEALTHY, reason)
-        if self.plan is None:
-            self._record(events.NodeParked(plan.memory.round_number, plan.memory.nodes))
-        return node_state.Planned(sequence, plan.memory.round_number, self.plan is not None)
+    def _take_exclusion(self, sequence: int, exclusion: Exclusion) -> node_state.Event:
+        reason = next((one.reason for one in exclusion.unfit if one.agent == self._me.agent), "")
+        if not reason:  # another round is open, which this node has yet to join
+            return node_state.Planned(sequence, self.memory.round_number, has_seat=False)
+        self._is_unfit = True
+        if self._hosting is None and exclusion.judgement is not None:
+            self._journal(exclusion.judgement)
+        code, restarts = exit_codes.NODE_UNHEALTHY, self.memory.restart_count
+        self.verdict = Verdict(code, reason, exclusion.judgement, restarts)
+        return node_state.Sentenced(code, reason)
 
-    def join(self, state: node_state.State, evidence: Evidence | None) -> None:
-        """Offer this node for the open round.
+    def _take_plan(self, sequence: int, plan: JobPlan) -> node_state.Event:
+        self._of_host = plan.memory
+        self.memory = combine(plan.memory, self.memory)
+        self.plan = plan_of(plan, self._me.agent)
+        excluded = self._find_place(plan)
+        if excluded is not None:
+            return excluded
+        slots = None if self.plan is None else self.plan.ranks.local_world_size
+        return node_state.Planned(sequence, plan.memory.round_number, self.plan is not None, slots)
+
+    def join(
+        self,
+        state: node_state.State,
+        evidence: Evidence | None,
+        unhealthy: Sequence[Ailment] = (),
+        slots: int | None = None,
+    ) -> None:
+        """Offer this node for the open round, with all its slots or fewer.
+
+        `unhealthy` says why it should not take part.
 
         Raises:
             PortBusyError: the port asked for with --master-port is taken.
@@ -201,22 +260,29 @@ class Membership:
         offer = self._offer()
         if evidence is not None and not self.is_alone:
             evidence = bound_evidence(evidence)
-        self._exchange.send(
-            Join(
-                agent=self._me.agent,
-                slots=self._me.slots,
-                address=self._address,
-                port=offer.port,
-                rank_hint=self._me.rank_hint,
-                outcome=state.outcome,
-                evidence=evidence,
-                memory=self.memory,
-                has_checkpoint_dir=offer.has_checkpoint_dir,
-                checkpoints=offer.checkpoints,
-                sequence=state.sequence,
-                request=state.request,
-            )
+        self._joined = Join(
+            agent=self._me.agent,
+            slots=self._me.slots if slots is None else slots,
+            address=self._address,
+            port=offer.port,
+            rank_hint=self._me.rank_hint,
+            outcome=state.outcome,
+            evidence=evidence,
+            memory=brief(self.memory) if self.memory == self._of_host else self.memory,
+            has_checkpoint_dir=offer.has_checkpoint_dir,
+            checkpoints=offer.checkpoints,
+            sequence=state.sequence,
+            request=state.request,
+            order=self._order,
+            unhealthy=tuple(unhealthy),
         )
+        self._exchange.send(self._joined)
+
+    def update_health(self, unhealthy: Sequence[Ailment]) -> None:
+        """What is wrong with this node now, should that have changed since it joined the open round."""
+        if self._joined is not None and self._joined.unhealthy != tuple(unhealthy):
+            self._joined = replace(self._joined, unhealthy=tuple(unhealthy))
+            self._exchange.send(self._joined)
 
     def judge_alone(self, evidence: Evidence, exit_code: int, reason: str) -> None:
         """What failed here while this node was about to leave: nobody else will say it."""
@@ -234,6 +300,7 @@ class Membership:
     def begin_round(self) -> None:
         """The workers of a round are about to start."""
         self._is_standing_still = False
+        self._order = None
 
     def tell_stop(self, state: node_state.State, kind: StopKind, reason: str, exit_code: int) -> None:
         """Let all nodes stop the round that runs."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 from ftrun.launcher.message_codec import size_of
 from ftrun.monitor.excerpts import shorten_exit, shorten_text
 from ftrun.monitor.failures import crashed_in_stop, root_of
-from ftrun.monitor.incident import Evidence, Incident, RankExit
+from ftrun.monitor.incident import Ailment, Evidence, Incident, RankExit
 
 MAX_BYTES = 16384
 """Of 1,024 nodes, 16 MiB in the host agent's inbox."""
@@ -21,6 +21,10 @@ _SMALLEST_EXIT_BYTES = 150
 """A `RankExit` without any text has more than these."""
 _WHOLE = 1 << 62
 _SENTENCE_LENGTH = 1000
+MAX_AILMENTS = 6
+_NAME_LENGTH = 100
+_FINDING_LENGTH = 300
+_SHARING_RANKS = 16
 
 _LIMITS = (
     (_WHOLE, _WHOLE, 1000),
@@ -50,6 +54,17 @@ class _Ranked:
     group: int
 
 
+def shorten_ailment(ailment: Ailment) -> Ailment:
+    """The same with texts of bounded length."""
+    return replace(
+        ailment,
+        subject=shorten_text(ailment.subject, _NAME_LENGTH),
+        observed=shorten_text(ailment.observed, _FINDING_LENGTH),
+        remedy=shorten_text(ailment.remedy, _FINDING_LENGTH),
+        local_ranks=ailment.local_ranks[:_SHARING_RANKS],
+    )
+
+
 def bound_evidence(evidence: Evidence, max_bytes: int = MAX_BYTES) -> Evidence:
     """The evidence in at most `max_bytes` of JSON, so that it leads to the same diagnosis.
 
@@ -65,6 +80,8 @@ def bound_evidence(evidence: Evidence, max_bytes: int = MAX_BYTES) -> Evidence:
         else replace(evidence.hang, sentence=_line(evidence.hang.sentence)),
         start_failure=_line(evidence.start_failure),
         unreachable=_line(evidence.unreachable),
+        unhealthy=_line(evidence.unhealthy),
+        health=tuple(map(shorten_ailment, evidence.health[:MAX_AILMENTS])),
     )
     blamed = _blamed(evidence)
     first_own = min((one for one in evidence.exits if one.has_failed), key=_exited_at, default=None)
@@ -102,7 +119,9 @@ def _blamed(evidence: Evidence) -> list[RankExit]:
 
 def bound_incident(incident: Incident, max_bytes: int = MAX_BYTES) -> Incident:
     """The incident in at most `max_bytes` of JSON: shortened as evidence is, the culprit last."""
-    if size_of(incident) <= max_bytes:
+    # Thousands of ranks fall with one; writing all of them down to see that they are too many takes long.
+    has_room = len(incident.collateral) * _SMALLEST_EXIT_BYTES <= max_bytes
+    if has_room and size_of(incident) <= max_bytes:
         return incident
     incident = replace(incident, reasons=tuple(map(_line, incident.reasons)))
     collateral = sorted(

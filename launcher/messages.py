@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ftrun.launcher.model import Decision, PastIncident
-from ftrun.monitor.incident import Evidence, Incident
+from ftrun.monitor.incident import Ailment, Evidence, Incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,13 @@ class SeenCheckpoint:
 
     path: str
     step: int | None
+    saved_ns: int = 0
+    """When it became whole, by the clock of its file system: UTC epoch, nanoseconds; 0 = unknown."""
+
+    @property
+    def identity(self) -> str:
+        """Equal for the same checkpoint; one that is saved anew in the same place is another."""
+        return f"{self.path}@{self.saved_ns}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,10 @@ class Memory:
     """Workers of each of them."""
     resume: SeenCheckpoint | None = None
     """Checkpoint that the last round began from."""
+    resume_failures: int = 0
+    """Rounds that began from it and ended, by what may be its doing, before the next one was complete."""
+    quarantined: tuple[str, ...] = ()
+    """Checkpoints that are not to be used any more, by `SeenCheckpoint.identity`."""
 
 
 class StopKind(Enum):
@@ -78,7 +89,7 @@ class StopOrder:
     """Who gave the order."""
     reason: str
     exit_code: int = 0
-    """Of the job; for REQUEST only."""
+    """Of the job, for REQUEST; of the node that leaves, for LEAVE."""
 
 
 class Outcome(Enum):
@@ -115,6 +126,12 @@ class Join:
     """Of the round that it wants to join."""
     request: StopOrder | None = None
     """Its script has asked for the end of the job."""
+    order: StopOrder | None = None
+    """Why the last round was stopped, as far as this node has heard; a new host agent knows it from here."""
+    unhealthy: tuple[Ailment, ...] = ()
+    """Why the node should not take part; its fatal ailments."""
+    is_resume_expected: bool = False
+    """There is or was a checkpoint below its directory: a start from nothing would throw training away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +233,24 @@ class Verdict:
     restart_count: int = 0
 
 
-Publication = JobPlan | Verdict
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """An agent whose node is not healthy."""
+
+    agent: Agent
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """No round yet: some agents end, since their nodes are not healthy, and the others join again."""
+
+    unfit: tuple[Unfit, ...]
+    judgement: Judgement | None = None
+    """Of the failure that the next round follows."""
+
+
+Publication = JobPlan | Verdict | Exclusion
 """From the host agent to all."""
 
 

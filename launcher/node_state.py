@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ftrun.launcher.messages import Outcome, StopKind, StopOrder
+from ftrun.monitor.signal_names import signal_name
 
 
 class Phase(Enum):
@@ -73,6 +74,8 @@ class Planned:
     round_number: int
     has_seat: bool
     """This node takes part in it."""
+    slots: int | None = None
+    """Its workers; None for as many as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,13 @@ class Unreached:
 
 
 @dataclass(frozen=True, slots=True)
+class Unhealthy:
+    """A health check has found that the workers cannot go on, though none has failed yet."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Hung:
     """Workers that run and do not move; the rest of the group waits for them."""
 
@@ -158,6 +168,7 @@ Event = (
     | Ordered
     | StartFailed
     | Unreached
+    | Unhealthy
     | RankExited
     | Hung
     | Signalled
@@ -261,6 +272,8 @@ class State:
     """Why the workers of the round could not be started."""
     unreachable: str = ""
     """Why they could not find each other."""
+    unhealthy: str = ""
+    """What a health check found that ended the round."""
     outcome: Outcome = Outcome.NEW
     """How the last round ended here; for joining the next."""
     request: StopOrder | None = None
@@ -271,6 +284,13 @@ class State:
     signal_count: int = 0
     exit_code: int = 0
     end_reason: str = ""
+
+    @property
+    def stopped_by(self) -> str:
+        """The cause of the stop in a word; a signal by its name."""
+        if self.cause is Cause.SIGNAL and self.ending is not None:
+            return signal_name(-self.ending.signum) or ""
+        return self.cause.value if self.cause is not None else ""
 
 
 Step = tuple[State, tuple[Do, ...]]

@@ -23,8 +23,7 @@ _NO_ATTRIBUTION = "this version has no attribution service yet"
 _IGNORED = {
     "restart-policy": "ftrun has one policy: a failed worker restarts the workers of the whole job",
     "rdzv-impl": "ftrun has one rendezvous of its own",
-    "node-health-check-endpoint": "this version has no health checks yet",
-    "segment-health-check-dir": "this version has no health checks yet",
+    "segment-health-check-dir": "each node checks its own health and its GPUs' part of the NVLink fabric",
     "no-restart-exit-code": "ftrun's exit codes are fixed: 93 says that a restart would not help",
     "per-cycle-applog-prefix": "ftrun keeps the logs of each round apart below --log-dir",
     "nvrx-logfile": _NO_LOG_SERVICE,
@@ -77,6 +76,12 @@ _IGNORE_MISSING_REASON = "ftrun needs no configuration file, and one that is nam
 NVRX_OPTIONS = (
     *_setting_options(),
     *_ignored_options(),
+    OptionSpec(
+        ("--ft-node-health-check-endpoint",),
+        "Unix socket of the node health check daemon, which is asked before each round.",
+        group=Group.FT_LAUNCHER,
+        key="ftrun.health.node_health_check_endpoint",
+    ),
     OptionSpec(
         ("--ft-ignore-missing-cfg", "--ignore-missing-fault-tol-cfg"),
         f"No effect: {_IGNORE_MISSING_REASON}.",

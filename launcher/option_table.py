@@ -158,6 +158,7 @@ FTRUN_OPTIONS = (
         "Seconds to look for the store again when its host is lost (300).",
         key="ftrun.rdzv.reconnect_timeout",
     ),
+    _own("--ft-health", "auto, on or off: check each node's health.", key="ftrun.health.enabled"),
     _own(
         "--ft-graceful-exit-code",
         "Exit code after a signal when all workers exited 0 (128+n).",

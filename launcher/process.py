@@ -119,9 +119,14 @@ def become_subreaper() -> None:
 
 
 def descendants(root: int, without: Collection[int] = ()) -> list[int]:
-    """Pids of all living descendants of `root`; the trees that start at `without` are left out."""
+    """Pids of all living descendants of `root`; the trees that start at `without` are left out.
+
+    So are those that another thread of `root` than its main one has started: workers are started by that one,
+    and the kernel gives it the orphans, while what health checks start on their threads may be so new that
+    nobody could name it yet.
+    """
     found: list[int] = []
-    waiting = [pid for pid in children(root) if pid not in without]
+    waiting = [pid for pid in children(root, [root]) if pid not in without]
     while waiting:
         pid = waiting.pop()
         waiting.extend(children(pid))
@@ -174,7 +179,7 @@ def _is_descendant(pid: int, root: int) -> bool:
 
 def reap_orphans(known: Collection[int]) -> None:
     """Reap ended children of this process that it did not spawn itself (adopted as their subreaper)."""
-    for pid in children(os.getpid()):
+    for pid in children(os.getpid(), [os.getpid()]):
         if pid not in known:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

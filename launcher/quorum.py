@@ -33,6 +33,8 @@ class Rules:
     """An agent that has been silent for longer is lost."""
     close_timeout_s: float = 30.0
     """How long the host agent waits for the others to take note of the verdict."""
+    max_excluded_fraction: float = 0.2
+    """Of the nodes that have joined: if more fail one health check at once, none is left out for it."""
     max_restarts: int = 0
     """For the journal; `ftrun.launcher.policy` decides."""
     endpoint_host: str = ""
@@ -77,11 +79,12 @@ def may_grow(rules: Rules, seated: int, waiting: int) -> bool:
     return world_nodes(rules, seated + waiting) > seated
 
 
-def has_quorum(rules: Rules, joins: Collection[Join], last_nodes: Collection[str]) -> bool:
-    """Whether there are enough nodes, and enough ranks on those that would take part."""
+def has_quorum(rules: Rules, joins: Collection[Join]) -> bool:
+    """Whether there are enough nodes, and enough ranks on those that could take part."""
     if not world_nodes(rules, len(joins)):
         return False
-    return not rules.min_ranks or bool(choose_seats(rules, joins, last_nodes))
+    largest = sorted((join.slots for join in joins), reverse=True)
+    return sum(largest[: rules.max_nodes]) >= rules.min_ranks
 
 
 def choose_seats(rules: Rules, joins: Collection[Join], last_nodes: Collection[str]) -> tuple[Join, ...]:
@@ -93,9 +96,10 @@ def choose_seats(rules: Rules, joins: Collection[Join], last_nodes: Collection[s
     last = set(last_nodes)
     preferred = sorted(joins, key=lambda join: (join.agent.node not in last, _order(join)))
     largest = sorted(preferred, key=lambda join: -join.slots)
-    fewest, most = world_nodes(rules, len(preferred)), min(rules.max_nodes, len(preferred))
+    fewest = world_nodes(rules, len(preferred))
+    counts = range(fewest, min(rules.max_nodes, len(preferred)) + 1) if fewest else range(0)
     for order in (preferred, largest):
-        for count in range(max(1, fewest), most + 1) if fewest else ():
+        for count in counts:
             if sum(join.slots for join in order[:count]) >= rules.min_ranks:
                 return tuple(sorted(order[:count], key=_order))
     return ()

@@ -62,8 +62,9 @@ class StoreCheck:
             if not reason or ended.wait(_AGAIN_S):
                 return
         first = plan.nodes[0]
-        where = f"node {self._node} cannot reach the workers' store on node {first}"
-        self._post(Unreachable(plan.round_number, f"{where}: {reason}; {_remedy(first)}"))
+        what = f"node {self._node} cannot reach the workers' store on node {first}"
+        tried = f"tried for {self._patience_s:g} s"
+        self._post(Unreachable(plan.round_number, f"{what}: {reason} ({tried}); {_remedy(first)}"))
 
 
 def check_reachable(address: str, port: int, timeout_s: float) -> str:
@@ -88,16 +89,16 @@ def check_reachable(address: str, port: int, timeout_s: float) -> str:
                 client.settimeout(wait_s)
                 client.connect(endpoint)
         except OSError as error:
-            reason = _describe(error, wait_s)
+            reason = _describe(error)
             reasons.append(f"{endpoint[0]}: {reason}" if len(found) > 1 else reason)
         else:
             return ""
     return f"{place}: {', '.join(reasons)}"
 
 
-def _describe(error: OSError, wait_s: float) -> str:
+def _describe(error: OSError) -> str:
     if isinstance(error, TimeoutError):
-        return f"connection timed out after {wait_s:.2g} s"
+        return "no answer"
     if isinstance(error, ConnectionRefusedError):
         return "connection refused, so nothing listens there or a firewall rejects it"
     return error.strerror or str(error)

@@ -22,6 +22,8 @@ class Recovery:
     gone_at: float
     last_step: int | None
     """Number of steps done when the round failed, counted over the whole job; None if unknown."""
+    checkpoint_saved_at: float | None = None
+    """When the checkpoint was saved from which the new round begins; None if unknown or there is none."""
 
     def completed(self, plan: Plan, pages: Collection[PageSnapshot]) -> RecoveryCompleted | None:
         """The account of it once every worker of the new round has made progress; None before."""
@@ -42,7 +44,13 @@ class Recovery:
             first_step_s=max(stepped) - max(started),
             total_s=max(stepped) - self.seen_at,
             steps_redone=steps_redone(self.last_step, plan),
+            checkpoint_age_s=self._checkpoint_age_s(),
         )
+
+    def _checkpoint_age_s(self) -> float | None:
+        """By the file system's clock, which may be ahead of this node's."""
+        saved_at = self.checkpoint_saved_at
+        return None if saved_at is None else max(0.0, self.seen_at - saved_at)
 
 
 def last_step(plan: Plan, pages: Collection[PageSnapshot]) -> int | None:

@@ -42,6 +42,7 @@ from ftrun.launcher.node_state import (
     Step,
     StopRequested,
     TellStop,
+    Unhealthy,
     Unreached,
     Woke,
 )
@@ -86,6 +87,12 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> Step:
         case Phase.RUNNING, Unreached(reason):
             apart = replace(state, unreachable=reason)
             stopping = _stopping(apart, Cause.START, now, graces.after_failure_s)
+            return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
+        case Phase.RUNNING, Unhealthy(reason):
+            if state.exits:  # some ranks are done: the round is about to end by itself
+                return state, ()
+            sick = replace(state, unhealthy=reason)
+            stopping = _stopping(sick, Cause.FAILURE, now, graces.after_failure_s)
             return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
         case Phase.RUNNING, Hung(local_ranks, reason):
             stopping = _stopping(state, Cause.FAILURE, now, graces.after_failure_s)
@@ -134,6 +141,7 @@ def _planned(state: State, plan: Planned) -> Step:
             raise IllegalEvent(f"{plan} while {state.phase.value}")
         running = replace(
             state,
+            local_world_size=state.local_world_size if plan.slots is None else plan.slots,
             phase=Phase.RUNNING,
             round_number=plan.round_number,
             sequence=plan.sequence + 1,
@@ -142,6 +150,7 @@ def _planned(state: State, plan: Planned) -> Step:
             cause=None,
             start_failure="",
             unreachable="",
+            unhealthy="",
         )
         return running, (StartRound(),)
     state = replace(state, sequence=plan.sequence + 1)

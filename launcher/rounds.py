@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ftrun.healthchecks.children import running_pids
 from ftrun.launcher import environment, numa
 from ftrun.launcher.checkpoint import find_whole
 from ftrun.launcher.checkpoint_choice import SkippedCheckpoint
@@ -23,6 +24,7 @@ from ftrun.launcher.logs import RoundLogs, RunLogs
 from ftrun.launcher.messages import SeenCheckpoint
 from ftrun.launcher.model import Plan
 from ftrun.launcher.output import OutputPump
+from ftrun.launcher.placement import Placement
 from ftrun.launcher.ports import listen
 from ftrun.launcher.process import ExitStatus
 from ftrun.launcher.reach import StoreCheck
@@ -62,9 +64,12 @@ class NodeSetting:
     environ: Mapping[str, str]
     checkpoint_dir: Path | None
     cpus: Mapping[int, frozenset[int]]
-    """CPUs that each local rank is bound to; empty without NUMA binding."""
+    """CPUs to which the worker in each slot is bound; empty without NUMA binding."""
     abandoned_pids: frozenset[int] = frozenset()
-    """Children of the agent that belong to no round: its guard, what was there before it, a stuck probe."""
+    """Children of the agent that belong to no round: its guard, what was there before it, a stuck probe.
+
+    Those of health checks come and go, and are known elsewhere.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,11 @@ class Rounds:
         """Path of the newest whole checkpoint, as far as `scout` has seen."""
         self._saved: tuple[int, str | None] = (0, None)
         self.plan: Plan | None = None
+        self.placement = Placement(())
+        """Of the next round's workers; set before `open`."""
         self.poll = group.poll
         self.end = group.end
+        self.pass_on = group.pass_on
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -125,7 +133,7 @@ class Rounds:
     @property
     def abandoned_pids(self) -> frozenset[int]:
         """Children of the agent that belong to no round."""
-        return self._setting.abandoned_pids
+        return self._setting.abandoned_pids | running_pids()
 
     def remains(self, standby_pids: set[int]) -> list[int]:
         """Pids of every process of the round that still runs, children and grandchildren included."""
@@ -140,7 +148,7 @@ class Rounds:
         return self._group.kill(self._without(standby_pids))
 
     def _without(self, standby_pids: set[int]) -> set[int]:
-        return standby_pids | self._setting.abandoned_pids
+        return standby_pids | self.abandoned_pids
 
     def follow_window_size(self) -> None:
         """The terminal has changed its size: tell the workers' terminals."""
@@ -174,6 +182,7 @@ class Rounds:
         self.plan = plan
         self._saved = self._count_saved()
         self._oom_kills_before = self._oom.read() or 0
+        self._store.close()  # the last round's; now all ranks of that have ended
         self._start_workers(plan, run_id)
         if plan.ranks.group_rank == 0 and self._listener is not None:
             self._store.serve(self._listener)
@@ -218,8 +227,10 @@ class Rounds:
         variables: dict[int, dict[str, str]] = {}
         for local_rank in range(plan.ranks.local_world_size):
             variables[local_rank] = environment.of_rank(plan, local_rank, run_id, setting.options)
+            variables[local_rank] |= self.placement.environment
             if setting.options.virtual_local_rank:
-                variables[local_rank] |= environment.virtual_local_rank(setting.environ, local_rank)
+                seen = {**setting.environ, **self.placement.environment}
+                variables[local_rank] |= environment.virtual_local_rank(seen, local_rank)
             variables[local_rank] |= self._watchdog.environment(local_rank)
         self._watchdog.begin_round()
         logs = self._logs.for_round(plan.round_number, variables)
@@ -227,8 +238,8 @@ class Rounds:
         for local_rank, target in logs.by_local_rank.items():
             variables[local_rank] |= target.environment
         for worker in self._group.start(plan, streams, variables):
-            if worker.local_rank in setting.cpus:
-                reason = numa.apply(worker.pid, setting.cpus[worker.local_rank])
+            if cpus := setting.cpus.get(self.placement.slots[worker.local_rank]):
+                reason = numa.apply(worker.pid, cpus)
                 if reason:
                     self._record(events.NumaDegraded(reason))
 
@@ -317,7 +328,8 @@ class Rounds:
         self._note_longest(self.plan.round_number)
         statuses = self._group.collect()
         _remove_empty(worker.stacks_file for worker in workers)
-        self._store.close()
+        if self.plan.ranks.local_world_size == self.plan.ranks.world_size:
+            self._store.close()  # otherwise ranks of other nodes may still ask it
         self._pump.close_round()
         oom_kills = max(0, (self._oom.read() or 0) - self._oom_kills_before)
         return Evidence(

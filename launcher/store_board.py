@@ -4,7 +4,7 @@
     open         sequence number of the round that can be joined
     inbox/count  messages announced so far; inbox/<i> a message
     alive/<a>    keep-alives of agent process a
-    plan/<k>     publication that closes round k; stop/<k> the order that ends it
+    plan/<k>     publication that closes round k, compressed; stop/<k> the order that ends it
 
 A message costs an agent two requests, a plan or a stop one blocking wait and a read; the host agent reads all
 new messages with one request.
@@ -12,12 +12,16 @@ new messages with one request.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
-from ftrun.launcher.store_client import StoreClient
+from ftrun.launcher.store_client import StoreClient, StoreError
+
+_QUICK = 1
+"""zlib's level: a plan of 1,000 nodes, which all of them read, has 110 KB, and 17 KB after 1 ms."""
 
 KEPT_ROUNDS = 16
-"""Plans and stops are kept that long for slow agents, and not for ever: a plan of 1,000 nodes has 100 KB."""
+"""Plans and stops are kept that long for agents that are slow to see them, and not for ever."""
 
 
 class Board:
@@ -69,18 +73,18 @@ class Board:
         if sequence > 0:
             self.stop(sequence - 1, over)
         self.client.set(self.key("open"), str(sequence + 1))  # who comes now is too late for this round
-        self.client.set(self.key(f"plan/{sequence}"), text)
+        self.client.set(self.key(f"plan/{sequence}"), zlib.compress(text.encode(), _QUICK))
         if sequence >= KEPT_ROUNDS:
             self.client.delete(self.key(f"plan/{sequence - KEPT_ROUNDS}"))
             self.client.delete(self.key(f"stop/{sequence - KEPT_ROUNDS}"))
 
     def read_plan(self, sequence: int) -> bytes | None:
-        """What closed the round; None if nothing has, or it is forgotten."""
+        """What closed the round, packed; None if nothing has, or it is forgotten."""
         key = self.key(f"plan/{sequence}")
         return self.client.get(key) if self.client.has([key]) else None
 
     def wait_plan(self, sequence: int, timeout_s: float) -> bytes | None:
-        """What closed the round; None if nothing has in time."""
+        """What closed the round, packed; None if nothing has in time."""
         return self._read(f"plan/{sequence}", timeout_s)
 
     def wait_stop(self, sequence: int, timeout_s: float) -> bytes | None:
@@ -90,6 +94,18 @@ class Board:
     def _read(self, name: str, timeout_s: float) -> bytes | None:
         key = self.key(name)
         return self.client.get(key) if self.client.wait(key, timeout_s) else None
+
+
+def unpack(packed: bytes) -> bytes:
+    """The text of a plan.
+
+    Raises:
+        StoreError: it is none.
+    """
+    try:
+        return zlib.decompress(packed)
+    except zlib.error as error:
+        raise StoreError(f"what stands there for a plan is none: {error}") from error
 
 
 def find_present(client: StoreClient, keys: Sequence[str], max_requests: int = 64) -> list[str]:

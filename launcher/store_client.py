@@ -92,7 +92,7 @@ class StoreClient:
         """Give the connection up, from any thread; whoever waits in it gets a `StoreError` if possible."""
         self._is_cut.set()
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
         """Store a value and wake who waits for it."""
         self._ask(self._store.set, key, value)
 

@@ -6,7 +6,7 @@ address is nobody's (a Kubernetes Service, a virtual IP), it is the first node o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ftrun.launcher import store_tcp
 from ftrun.launcher.endpoint import Address, Endpoint, NobodyAnswersError, Resolver
@@ -22,8 +22,10 @@ from ftrun.launcher.store_setting import StoreSetting
 _PREFIX = "ftrun/"
 _CONNECT_S = 3.0
 """Longest wait for a TCP connection to one address."""
-_GREETING_S = 5.0
-"""First wait for a store to answer; doubled each time, for a host agent under load."""
+_SLOW_S = 5.0
+"""A store that has not answered after that is told of."""
+_GREETING_S = 20.0
+"""Longest wait for a store to answer; torch itself waits 10 s for a name server that is not there."""
 _HELLO_S = 2.0
 """From when a host agent serves its store to when it announces itself."""
 _SERVE_AFTER_S = 3.0
@@ -45,7 +47,7 @@ class TcpConnector:
         self._resolver = resolver
         self._endpoint = Endpoint(setting.host, setting.port)
         self._unanswered_since: float | None = None
-        self._greeting_s = min(_GREETING_S, setting.read_timeout_s)
+        self._silence = ""
 
     def find(self) -> Link | None:
         """The store, as soon as it is there; None if the session has ended.
@@ -123,27 +125,46 @@ class TcpConnector:
         raise NobodyAnswersError("; ".join(told))
 
     def _open(self, address: Address) -> StoreClient:
+        self._silence = ""
+        look_at_s = min(_SLOW_S, self._setting.read_timeout_s / 2)
+
+        def goes_on(waited_s: float) -> bool:
+            nonlocal look_at_s
+            if waited_s > look_at_s:
+                look_at_s = waited_s + _LOOK_AGAIN_S
+                if address.try_connect(_CONNECT_S):  # nobody listens any more; torch would go on trying
+                    return False
+                if not self._silence:
+                    self._silence = self._explain_silence(address)
+                    self._session.tell_waiting(self._silence)
+            return not self._session.ended.is_set()
+
         try:
-            return self._connect(address.host)
+            return self._connect(address.host, goes_on)
         except store_tcp.SilentError as error:
-            self._greeting_s = min(2 * self._greeting_s, self._setting.read_timeout_s)
-            holder = holder_of(self._setting.port) if address.is_local else None
-            raise NotYet(
-                f"{self._endpoint} accepts connections but does not answer as a torch TCPStore: another "
-                f"program may have the port ({holder or 'on that machine: ss -ltnp'}), or its agent is frozen"
-            ) from error
+            raise NotYet(self._silence or self._explain_silence(address)) from error
         except StoreError as error:
             raise NotYet(f"{self._endpoint} does not answer as a torch TCPStore: {error}") from error
 
-    def _connect(self, host: str, port: int | None = None) -> StoreClient:
-        session = self._session
+    def _explain_silence(self, address: Address) -> str:
+        holder = holder_of(self._setting.port) if address.is_local else None
+        return (
+            f"{self._endpoint} accepts connections but does not answer as a torch TCPStore: another program "
+            f"may have the port ({holder or 'on that machine: ss -ltnp'}), its agent may be frozen, or this "
+            "machine's name server does not answer"
+        )
+
+    def _connect(
+        self, host: str, goes_on: Callable[[float], bool] | None = None, port: int | None = None
+    ) -> StoreClient:
+        session, read_timeout_s = self._session, self._setting.read_timeout_s
         client = store_tcp.connect(
             host,
             port or self._setting.port,
-            self._greeting_s,
-            self._setting.read_timeout_s,
+            min(_GREETING_S, read_timeout_s),
+            read_timeout_s,
             session.clock,
-            session.ended.is_set,
+            goes_on or (lambda _: not session.ended.is_set()),
         )
         return session.adopt(client)
 
@@ -165,12 +186,12 @@ class TcpConnector:
         host, port = listener.getsockname()[:2]
         try:
             self._session.server = store_tcp.serve(listener, setting.use_libuv)
-            board = Board(self._connect(host, port), _PREFIX)
+            board = Board(self._connect(host, port=port), _PREFIX)
             board.announce(encode(self._hello))
         except StoreError as error:
             self._session.server = None
             raise NotYet(f"the store cannot be served at {self._endpoint}: {error}") from error
-        return Link(board, lambda: self._connect(host, port), self._hello, is_host=True)
+        return Link(board, lambda: self._connect(host, port=port), self._hello, is_host=True)
 
     def _serve_for_name(self) -> Link:
         """Become the host agent of an endpoint whose address is not this machine's."""

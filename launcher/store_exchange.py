@@ -17,7 +17,6 @@ from ftrun.launcher.endpoint import Endpoint, Resolver
 from ftrun.launcher.exchange import Post, over
 from ftrun.launcher.message_codec import encode
 from ftrun.launcher.messages import Agent, Hello, Message, Publication, StopOrder
-from ftrun.launcher.store import rehearse
 from ftrun.launcher.store_board import Board
 from ftrun.launcher.store_client import BackendError, Clock, StoreError, import_torch
 from ftrun.launcher.store_connector import TcpConnector
@@ -143,5 +142,4 @@ class StoreExchange:
         if setting.backend in ("file", "etcd-v2"):
             opener = partial(open_external, setting, self._clock)
             return ExternalConnector(session, setting, hello, self._agent, opener)
-        rehearse()
         return TcpConnector(session, setting, hello, self._agent, self._resolver)

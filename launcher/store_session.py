@@ -40,11 +40,12 @@ class Session:
         self._reason = ""
         self._suspected_at: float | None = None
 
-    def post(self, note: Note) -> None:
+    def post(self, *notes: Note) -> None:
         """Tell the agent, unless the session has ended."""
         with self._lock:
-            if not self.ended.is_set():
-                self._post(note)
+            for note in notes:
+                if not self.ended.is_set():
+                    self._post(note)
 
     def tell_waiting(self, reason: str) -> None:
         """Why there is no store yet; told when it changes."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from ftrun.launcher.exchange import Beats, Connected, Degraded, Published, Received, Stopped
 from ftrun.launcher.message_codec import MessageError, decode_message, decode_publication, decode_stop
-from ftrun.launcher.messages import Agent, JobPlan, Verdict
-from ftrun.launcher.store_board import KEPT_ROUNDS, Board
+from ftrun.launcher.messages import Agent, JobPlan, Publication, Verdict
+from ftrun.launcher.store_board import KEPT_ROUNDS, Board, unpack
 from ftrun.launcher.store_inbox import Inbox
 from ftrun.launcher.store_link import Link
 from ftrun.launcher.store_session import Session
@@ -53,25 +53,24 @@ class Talk:
         sequence = board.open_sequence()
         waiter = Board(link.open_client(), board.prefix)
         reader = Board(link.open_client(), board.prefix) if link.is_host else None
-        session.is_established = True
-        session.post(Connected(link.hello, sequence, link.is_host, board.client.source))
+        last = self._read_publication(board, sequence - 1)
+        plan = last if isinstance(last, JobPlan) else None
+        session.is_established, session.is_over = True, isinstance(last, Verdict)
+        session.post(Connected(link.hello, sequence, link.is_host, board.client.source, plan))
+        if isinstance(last, Verdict):  # it was published while this agent was away: nothing follows it
+            session.post(Published(sequence - 1, last))
         session.start("store-send", lambda: self._send(board, link.find_loss))
         session.start("store-wait", lambda: self._follow(waiter, sequence))
         if reader is not None:
             session.start("store-read", lambda: self._read(reader))
 
-    def _tell_exclusion(self, board: Board, sequence: int) -> None:
-        """Report the last plan to a node that may not take part any more: no later one is for it."""
-        text = board.read_plan(sequence)
-        if text is None:
-            return
+    def _read_publication(self, board: Board, sequence: int) -> Publication | None:
+        packed = board.read_plan(sequence)
         try:
-            plan = decode_publication(text)
+            return None if packed is None else decode_publication(unpack(packed))
         except MessageError as error:
             self._session.refuse(f"the host agent at {self._session.where} cannot be understood: {error}")
-            return
-        if isinstance(plan, JobPlan) and self._agent.node in plan.memory.excluded:
-            self._session.post(Published(sequence, plan))
+            return None
 
     def drain(self, timeout_s: float) -> None:
         """Wait until what was put has been sent; ends the epoch of a host agent whose store outlives it."""
@@ -109,9 +108,9 @@ class Talk:
 
     def _follow(self, board: Board, sequence: int) -> None:
         """Report each round's plan and end, until there is a verdict."""
-        while (text := self._wait_for(board, board.wait_plan, sequence)) is not None:
+        while (packed := self._wait_for(board, board.wait_plan, sequence)) is not None:
             try:
-                publication = decode_publication(text)
+                publication = decode_publication(unpack(packed))
                 self._session.is_over = isinstance(publication, Verdict)
                 self._session.post(Published(sequence, publication))
                 if self._session.is_over:
@@ -141,18 +140,19 @@ class Talk:
         inbox, clock = Inbox(board, self._session.clock), self._session.clock
         beats_at = clock() + self._interval_s
         while not self._session.ended.is_set():
-            for text in inbox.read(max(0.0, beats_at - clock())):
-                self._receive(text)
+            # All are read before the first is told: the agent then takes a thousand joins at once.
+            self._session.post(*map(_understand, inbox.read(max(0.0, beats_at - clock()))))
             if clock() >= beats_at:
                 beats_at = clock() + self._interval_s
                 if self._watched:
                     self._session.post(Beats(board.read_beats(self._watched)))
 
-    def _receive(self, text: bytes) -> None:
-        try:
-            self._session.post(Received(decode_message(text)))
-        except MessageError as error:
-            self._session.post(Degraded(f"a message to the host agent cannot be understood: {error}"))
+
+def _understand(text: bytes) -> Received | Degraded:
+    try:
+        return Received(decode_message(text))
+    except MessageError as error:
+        return Degraded(f"a message to the host agent cannot be understood: {error}")
 
 
 def _ask_nothing(_: Board) -> None:

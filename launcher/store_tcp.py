@@ -106,9 +106,12 @@ def connect(
     timeout_s: float,
     read_timeout_s: float,
     clock: Clock,
-    gives_up: Callable[[], bool],
+    goes_on: Callable[[float], bool],
 ) -> TcpClient:
-    """A connection to the TCPStore at a numeric address; `gives_up` is asked while it is being made.
+    """A connection to the TCPStore at a numeric address, made within `timeout_s`.
+
+    torch asks the DNS for the name of the address first, which takes 10 s if no server answers. Meanwhile
+    `goes_on` is asked, with the seconds that have passed, whether the connection is still wanted.
 
     Raises:
         SilentError: nothing that a TCPStore would say has come within `timeout_s`.
@@ -118,7 +121,7 @@ def connect(
         before = _sockets_to(port)
         attempt = _Attempt(address, port, timeout_s, read_timeout_s)
         try:
-            attempt.wait(clock() + timeout_s, clock, gives_up)
+            attempt.wait(timeout_s, clock, goes_on)
             made = {inode: fd for inode, fd in _sockets_to(port).items() if inode not in before}
             line = _second_descriptor(next(iter(made.values()), None))
             return TcpClient(attempt.result(), line, clock)
@@ -148,9 +151,10 @@ class _Attempt:
         else:
             self._store = store
 
-    def wait(self, until: float, clock: Clock, gives_up: Callable[[], bool]) -> None:
+    def wait(self, timeout_s: float, clock: Clock, goes_on: Callable[[float], bool]) -> None:
         """Return when it has ended, or the time is over."""
-        while self._thread.is_alive() and clock() < until and not gives_up():
+        began_at = clock()
+        while self._thread.is_alive() and clock() - began_at < timeout_s and goes_on(clock() - began_at):
             self._thread.join(_LOOK_EVERY_S)
 
     def result(self) -> TCPStore:

@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
-Setting: TypeAlias = "bool | int | float | str | tuple[tuple[str, float | None], ...] | None"
-"""A value of the configuration tree; the tuple form is a mapping name -> seconds (None = off)."""
+Setting: TypeAlias = (
+    "bool | int | float | str | tuple[str, ...] | tuple[tuple[str, float | str | None], ...] | None"
+)
+"""A value of the configuration tree; a tuple of pairs is a mapping, of texts a list."""
 
 _T = TypeVar("_T")
 
@@ -26,6 +28,18 @@ _EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """What a mapping with known names accepts."""
+
+    noun: str
+    """What a name stands for: "check"."""
+    names: Callable[[], tuple[str, ...]]
+    """All that there are; asked only when such a mapping is given."""
+    kind_of: Callable[[str], Kind]
+    """Of the value, by name."""
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """What a configuration key accepts."""
 
@@ -35,6 +49,10 @@ class Kind:
     """From YAML data to the value; raises ValueError when the data is not of this kind."""
     from_text: Callable[[str], object] = str
     """From a command line's text to what YAML would have given."""
+    is_mapping: bool = False
+    """The value is a tuple of pairs."""
+    entry: Entry | None = None
+    """Of a mapping whose names are known, so that a wrong one can be told from a wrong value."""
 
     def read_text(self, text: str) -> Setting:
         """From a command line's text to the value; raises ValueError when the text is not of this kind."""
@@ -158,6 +176,35 @@ def _timeouts_from_text(text: str) -> object:
     return {name.strip(): _number_from_text(seconds) for name, _, seconds in pairs}
 
 
+def mapping_of(expected: str, entry: Entry) -> Kind:
+    """A mapping with known names."""
+
+    def read(value: object) -> Setting:
+        if not isinstance(value, Mapping) or not all(name in entry.names() for name in value):
+            raise ValueError("not such a mapping")
+        return tuple((name, _scalar(entry.kind_of(name).read(item))) for name, item in value.items())
+
+    return Kind(expected, read, is_mapping=True, entry=entry)
+
+
+def _scalar(value: Setting) -> float | str | None:
+    if isinstance(value, tuple):
+        raise ValueError("not a single value")
+    return value
+
+
+def fraction() -> Kind:
+    """A number from 0 to 1."""
+
+    def read(value: object) -> Setting:
+        number = _read_number(value)
+        if number > 1:
+            raise ValueError("above 1")
+        return number
+
+    return Kind("a number from 0 to 1", read, _number_from_text)
+
+
 def choice_of(*words: str) -> Kind:
     """One of these words. YAML 1.1 reads a bare `on` or `off` as a boolean: that is understood too."""
 
@@ -189,6 +236,7 @@ SECTION_TIMEOUTS = Kind(
     "section names with seconds above 0, or null: {step: 60, save: null}, as an option step:60,save:null",
     _read_timeouts,
     _timeouts_from_text,
+    is_mapping=True,
 )
 
 

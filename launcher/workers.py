@@ -15,6 +15,7 @@ from ftrun.launcher.control import Activate, ControlError
 from ftrun.launcher.entry import Entry
 from ftrun.launcher.model import Plan
 from ftrun.launcher.standby import Standby
+from ftrun.monitor import events
 from ftrun.monitor.page import Page, PageSnapshot
 from ftrun.monitor.stack_signal import STACKS_VARIABLE
 
@@ -175,6 +176,18 @@ class WorkerGroup:
         for pid in strays:
             process.kill_descendant(pid, signum, os.getpid())
         return named
+
+    def pass_on(self, number: signal.Signals) -> events.SignalForwarded:
+        """Give the signal to the ranks that would survive it: its default action is death."""
+        running = [worker for worker in self.workers if worker.exit_code is None]
+        ready = [worker for worker in running if process.catches(worker.pid, number)]
+        for worker in ready:
+            worker.standby.process.signal(number)
+        return events.SignalForwarded(
+            number.name,
+            tuple(worker.rank for worker in ready),
+            tuple(worker.rank for worker in running if worker not in ready),
+        )
 
     def end(self, local_rank: int, signum: int) -> None:
         """End one worker that cannot act on being asked: `signum` to itself, stopped or not."""

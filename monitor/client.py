@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ftrun.monitor.page_writer import PAGE_VARIABLE, OpenedSection, attached, make_beat
+
+if TYPE_CHECKING:
+    from ftrun.monitor.manifest_writer import ManifestWriter
 
 RESUME_VARIABLE = "FTRUN_RESUME_FROM"
 _LAUNCHER_VARIABLE = "FT_LAUNCHER_IPC_SOCKET"
@@ -45,11 +49,21 @@ class section:
             page.sections.close(opened)
 
 
-def checkpoint_saved(path: str | os.PathLike[str], step: int | None = None) -> None:
-    """Says that the checkpoint at `path` is wholly on disk; `step` is the step that it holds."""
+def checkpoint_saved(
+    path: str | os.PathLike[str], step: int | None = None, has_checksums: bool = True
+) -> None:
+    """Says that the checkpoint at `path` is wholly on disk; `step` is the step that it holds.
+
+    To be called by every rank, also those that have only written a part of it. In the background, and without
+    disturbing training, each then leaves the checksums of its own files beside them: by these a checkpoint is
+    found to be damaged before it is loaded. With `has_checksums=False` none are made.
+    """
     page = attached()
     if page is not None:
         page.mark_checkpoint(os.path.abspath(path), step)
+        rank = os.environ.get("RANK", "")
+        if has_checksums and rank.isdecimal():
+            _order_manifest(os.path.abspath(path), step, int(rank))
 
 
 def resume_from() -> str | None:
@@ -74,6 +88,19 @@ def exclude_this_node(reason: str) -> bool:
 def is_running_under_ftrun() -> bool:
     """Whether this process is a worker of ftrun (or a child of one)."""
     return PAGE_VARIABLE in os.environ
+
+
+_manifests: list[ManifestWriter] = []
+"""The one of this process, once a checkpoint was saved."""
+
+
+def _order_manifest(path: str, step: int | None, rank: int) -> None:
+    from ftrun.monitor.manifest_writer import ManifestWriter
+
+    if not _manifests:
+        _manifests.append(ManifestWriter())
+        os.register_at_fork(after_in_child=_manifests[0].forget)
+    _manifests[0].order(path, step, rank)
 
 
 def _request(action: str, reason: str) -> bool:

@@ -10,9 +10,13 @@ from pathlib import Path
 
 import click
 
+from ftrun.monitor.compare_command import compare_runs
 from ftrun.monitor.hang_events import TimeoutsObserved
 from ftrun.monitor.journal import read
+from ftrun.monitor.report_command import report
 from ftrun.monitor.run_directories import RunNotFoundError, find_run, journals_in
+from ftrun.monitor.runs_command import runs
+from ftrun.monitor.show_command import show
 from ftrun.monitor.stall_limits import STALL_FLOOR_S
 from ftrun.monitor.timeouts import LEAST_TIMEOUT_S, Longest, describe, of_journal, suggest
 
@@ -21,7 +25,11 @@ _SAFETY_FACTOR = 5.0  # the default of fault_tolerance.safety_factor
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Looks at what runs of ftrun have left behind."""
+    """Looks at what runs of ftrun have left behind, and at the health of this node."""
+
+
+for _command in (runs, report, show, compare_runs):
+    main.add_command(_command)
 
 
 @main.command()

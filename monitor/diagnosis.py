@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ftrun.monitor import hardware
 from ftrun.monitor.failures import (
     ECHO_WINDOW_S,
     Suspect,
@@ -18,11 +19,22 @@ from ftrun.monitor.failures import (
     root_of,
     without_noise,
 )
-from ftrun.monitor.incident import ErrorRecord, Evidence, Host, Incident, IncidentKind, RankExit
+from ftrun.monitor.incident import Ailment, ErrorRecord, Evidence, Host, Incident, IncidentKind, RankExit
 from ftrun.monitor.liveness import Rule, Verdict
 from ftrun.monitor.rank_lists import list_ranks, name_ranks
 
-__all__ = ["ECHO_WINDOW_S", "LostNode", "diagnose"]
+__all__ = ["CONFIDENCE", "ECHO_WINDOW_S", "LostNode", "diagnose"]
+
+CONFIDENCE = {
+    "confirmed": 0.95,  # a rank failed, and a health check says the same of its GPU
+    "found": 0.9,  # by a health check, a start that failed, or a node that is gone
+    "failed": 0.8,  # a rank failed by itself: its exception or signal is known, what led to it is not
+    "named": 0.6,  # ranks hang, and their stacks or signs tell which the others wait for
+    "silent": 0.3,  # a hang that nobody can be named for, or what looks like the echo of a failure
+    "unknown": 0.1,
+}
+"""How sure a cause is, by what it rests on: for people, and for what is held against a GPU or node that is
+named again and again. An ordering rather than a measured frequency."""
 
 _UNKNOWN_RANK = -1
 _FAILED = 1
@@ -60,6 +72,7 @@ class _Cause:
     culprit: RankExit
     reasons: tuple[str, ...]
     fingerprint: str
+    confidence: float
 
     @property
     def is_echo(self) -> bool:
@@ -104,10 +117,11 @@ def diagnose(
     another rank's failure when there is one before it or within `ECHO_WINDOW_S` after it. Of all nodes, the
     first of these that there is:
 
-    1. what failed on `first_node` and is no echo; silence of its ranks only if no node is lost, since that is
-       what a lost node causes;
+    1. what failed on `first_node` and is no echo; then, unless a node is lost, which causes much, a GPU whose
+       health check failed, anywhere, and silence of the ranks of `first_node`;
     2. a lost node;
-    3. ranks that hang; the start of workers, or a rank, that failed and is no echo;
+    3. a GPU whose health check failed; ranks that hang; the start of workers, or a rank, that failed and is
+       no echo;
     4. no way from a node to the store by which the workers find each other;
     5. a rank that crashed while it was being stopped, if there are echoes to explain;
     6. an echo, as a communication error of its own;
@@ -132,6 +146,7 @@ def diagnose(
         fingerprint=cause.fingerprint,
         has_progressed=any(evidence.has_progressed for evidence in evidences),
         collateral=collateral,
+        confidence=cause.confidence,
         wall_offset_s=next((one.wall_offset_s for one in evidences if one.node == cause.node), 0.0),
         hosts=hosts,
         left_out=sum(evidence.left_out for evidence in evidences),
@@ -147,11 +162,15 @@ def _find_cause(round_: _Round) -> _Cause | None:
     failures = [_own_failure(round_, one) for one in evidences if one.hang is None]
     own = [cause for cause in failures if cause is not None and not cause.is_echo]
     echoes = [cause for cause in failures if cause is not None and cause.is_echo]
-    is_explained = any(one.node == round_.first_node for one, _ in hung) and all(one.is_left for one in lost)
+    sick = [_sick(round_, one, fault) for one in evidences for fault in hardware.find_faults(one)]
+    is_nobody_lost = all(one.is_left for one in lost)
+    is_explained = any(one.node == round_.first_node for one, _ in hung) and is_nobody_lost
     ranked: tuple[Sequence[_Cause], ...] = (
         [cause for cause in own if cause.node == round_.first_node],
+        sick if is_nobody_lost else (),
         hangs if is_explained else (),
         [_lost(one) for one in lost],
+        sick,
         hangs,
         own,
         [cause for cause in echoes if cause.kind is IncidentKind.UNREACHABLE],
@@ -182,9 +201,49 @@ def _failed_rank(round_: _Round, root: Suspect) -> _Cause:
     reasons = [f"rank {exit.rank}{where} (pid {exit.pid}) {finding.what}"]
     if finding.hint:
         reasons.append(finding.hint)
-    steps = count(exit.steps, "step") if exit.steps else "not done a step"
-    reasons.append(f"it had {'done ' if exit.steps else ''}{steps} in round {root.evidence.round_number}")
-    return _Cause(finding.kind, node, exit, tuple(reasons), fingerprint(finding.kind, exit))
+    fault = hardware.explain(finding.kind, exit, root.evidence)
+    if fault is not None:
+        reasons.insert(0, _gpu_of(round_, node, exit, fault.ailment))
+    reasons += hardware.hints_of(exit, root.evidence, None if fault is None else fault.ailment)
+    reasons.append(_steps(exit, root.evidence))
+    if fault is not None:
+        return _of_fault(fault, node, exit, reasons, CONFIDENCE["confirmed"])
+    sure = CONFIDENCE["silent" if finding.is_echo else "failed"]
+    return _Cause(finding.kind, node, exit, tuple(reasons), fingerprint(finding.kind, exit), sure)
+
+
+def _sick(round_: _Round, evidence: Evidence, fault: hardware.Fault) -> _Cause:
+    """A failed check as the cause, where no rank has failed by itself that would tell more."""
+    exit, node = fault.exit, evidence.node
+    if exit is None:
+        what = hardware.describe(fault.ailment)
+        where = f"node {node}" if round_.has_several_nodes else "this node"
+        stand_in = _stand_in(_first_rank(evidence), what)
+        reasons = [f"{where} is not healthy: {what}"]
+        return _of_fault(fault, node, stand_in, reasons, CONFIDENCE["found"])
+    reasons = [_gpu_of(round_, node, exit, fault.ailment)]
+    if evidence.unhealthy:
+        reasons.append("no rank had failed by itself yet: the health check ended the round")
+    reasons += [*hardware.hints_of(exit, evidence, fault.ailment), _steps(exit, evidence)]
+    return _of_fault(fault, node, exit, reasons, CONFIDENCE["found"])
+
+
+def _of_fault(
+    fault: hardware.Fault, node: str, exit: RankExit, reasons: Sequence[str], sure: float
+) -> _Cause:
+    # The same fault of another GPU is another failure.
+    same = f"{fault.kind.value}|{node}|{fault.ailment.subject}"
+    return _Cause(fault.kind, node, exit, tuple(reasons), same, sure)
+
+
+def _gpu_of(round_: _Round, node: str, exit: RankExit, ailment: Ailment) -> str:
+    where = f" on node {node}" if round_.has_several_nodes else ""
+    return f"the GPU of rank {exit.rank}{where} (pid {exit.pid}) failed: {hardware.describe(ailment)}"
+
+
+def _steps(exit: RankExit, evidence: Evidence) -> str:
+    steps = f"done {count(exit.steps, 'step')}" if exit.steps else "not done a step"
+    return f"it had {steps} in round {evidence.round_number}"
 
 
 def _hang(round_: _Round, evidence: Evidence, hang: Verdict) -> _Cause:
@@ -200,6 +259,7 @@ def _hang(round_: _Round, evidence: Evidence, hang: Verdict) -> _Cause:
         exits[0] if exits else _stand_in(blamed[0] if blamed else _UNKNOWN_RANK),
         (hang.sentence, f"seen on node {evidence.node}") if round_.has_several_nodes else (hang.sentence,),
         f"{kind.value}|{','.join(map(str, hang.culprits))}",
+        CONFIDENCE["named" if hang.culprits else "silent"],
     )
 
 
@@ -212,20 +272,23 @@ def _failed_start(round_: _Round, evidence: Evidence) -> _Cause:
         _stand_in(_first_rank(evidence), reason),
         (f"the workers could not be started{where}: {reason}",),
         f"{kind.value}|{without_noise(reason)}",
+        CONFIDENCE["found"],
     )
 
 
 def _no_way(evidence: Evidence) -> _Cause:
     kind, reason = IncidentKind.UNREACHABLE, evidence.unreachable
     culprit = _stand_in(_first_rank(evidence), reason)
-    return _Cause(kind, evidence.node, culprit, (reason,), f"{kind.value}|{without_noise(reason)}")
+    same = f"{kind.value}|{without_noise(reason)}"
+    return _Cause(kind, evidence.node, culprit, (reason,), same, CONFIDENCE["found"])
 
 
 def _lost(lost: LostNode) -> _Cause:
     kind = IncidentKind.PREEMPTED if lost.is_left else IncidentKind.NODE_LOST
     ranks = name_ranks(range(lost.first_rank, lost.first_rank + lost.slots))
     reasons = (_loss(lost), f"it had {ranks}")
-    return _Cause(kind, lost.node, _stand_in(lost.first_rank), reasons, f"{kind.value}|{lost.node}")
+    same, sure = f"{kind.value}|{lost.node}", CONFIDENCE["found"]
+    return _Cause(kind, lost.node, _stand_in(lost.first_rank), reasons, same, sure)
 
 
 def _loss(lost: LostNode) -> str:
@@ -237,7 +300,8 @@ def _unknown(round_: _Round, stop_reason: str) -> _Cause:
     ordered = sorted(round_.evidences, key=lambda one: one.node != round_.first_node)
     rank = _first_rank(ordered[0]) if ordered else _UNKNOWN_RANK
     node = ordered[0].node if ordered else round_.first_node
-    return _Cause(kind, node, _stand_in(rank), (stop_reason,), f"{kind.value}|{without_noise(stop_reason)}")
+    same, sure = f"{kind.value}|{without_noise(stop_reason)}", CONFIDENCE["unknown"]
+    return _Cause(kind, node, _stand_in(rank), (stop_reason,), same, sure)
 
 
 def _first_rank(evidence: Evidence) -> int:

@@ -14,6 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from ftrun.monitor.account_events import CheckpointSaved as CheckpointSaved
+from ftrun.monitor.account_events import ProgressObserved as ProgressObserved
+from ftrun.monitor.account_events import RunConfigured as RunConfigured
+from ftrun.monitor.checkpoint_events import CheckpointQuarantined as CheckpointQuarantined
+from ftrun.monitor.checkpoint_events import CheckpointRenamed as CheckpointRenamed
+from ftrun.monitor.checkpoint_events import CheckpointSkipped as CheckpointSkipped
+from ftrun.monitor.checkpoint_events import CheckpointUnverified as CheckpointUnverified
 from ftrun.monitor.event import Event as Event
 from ftrun.monitor.event import JsonValue as JsonValue
 from ftrun.monitor.event import LocalRank, Pid, Rank, Reason, RestartCount, Round
@@ -24,6 +31,12 @@ from ftrun.monitor.hang_events import RequestReceived as RequestReceived
 from ftrun.monitor.hang_events import StacksSaved as StacksSaved
 from ftrun.monitor.hang_events import TimeoutsCalculated as TimeoutsCalculated
 from ftrun.monitor.hang_events import TimeoutsObserved as TimeoutsObserved
+from ftrun.monitor.health_events import ExclusionSuspended as ExclusionSuspended
+from ftrun.monitor.health_events import GpuMemoryAwaited as GpuMemoryAwaited
+from ftrun.monitor.health_events import HealthChanged as HealthChanged
+from ftrun.monitor.health_events import HealthCheckDelayed as HealthCheckDelayed
+from ftrun.monitor.health_events import NodeExcluded as NodeExcluded
+from ftrun.monitor.health_events import SlotsReduced as SlotsReduced
 from ftrun.monitor.rendezvous_events import NodeJoined as NodeJoined
 from ftrun.monitor.rendezvous_events import NodeLeft as NodeLeft
 from ftrun.monitor.rendezvous_events import NodeLost as NodeLost
@@ -150,15 +163,6 @@ class RoundFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSkipped(Event):
-    """A checkpoint was not considered because it is not whole."""
-
-    kind: ClassVar[str] = "checkpoint.skipped"
-    path: Annotated[str, "Directory of the checkpoint."]
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerStarted(Event):
     """A worker was told its rank and runs the script."""
 
@@ -244,6 +248,7 @@ class IncidentDiagnosed(Event):
     fingerprint: Annotated[str, "Equal for two failures that are the same."]
     has_progressed: Annotated[bool, "Some rank made progress in the round."]
     collateral_ranks: Annotated[tuple[int, ...], "Ranks that only fell with it."]
+    confidence: Annotated[float, "How sure the cause is, from 0 to 1."] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +280,9 @@ class RecoveryCompleted(Event):
     first_step_s: Annotated[float, "Seconds from then until the first step was done."]
     total_s: Annotated[float, "Seconds from when the failure was seen to the first step."]
     steps_redone: Annotated[int | None, "Steps trained a second time; null if unknown."]
+    checkpoint_age_s: Annotated[
+        float | None, "Seconds from the checkpoint's save until the failure was seen; null if unknown."
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,6 +367,7 @@ class UnknownEvent(Event):
 VOCABULARY: tuple[type[Event], ...] = (
     RunStarted, OptionIgnored, EnvironmentDefaulted, StandbyStarted, StandbyReadied, StandbyDiscarded,
     StandbySuspended, PreloadLearned, PreloadReduced, RoundClosed, RoundFailed, CheckpointSkipped,
+    CheckpointUnverified, CheckpointQuarantined, CheckpointRenamed,
     WorkerStarted,
     WorkerProgressed, WorkerExited, WorkerUnkillable, RoundStopped, ProcessSwept, IncidentDiagnosed,
     RestartDecided, RecoveryCompleted, SignalReceived, SignalForwarded, OutputDegraded, StoreFailed,
@@ -367,4 +376,6 @@ VOCABULARY: tuple[type[Event], ...] = (
     HeartbeatsDegraded,
     StoreConnected, StoreAwaited, StoreLost, StoreDegraded, NodeJoined, NodeLost, NodeLeft, NodeRefused,
     NodeParked, RendezvousAwaited, RoundStopOrdered,
+    HealthChanged, HealthCheckDelayed, GpuMemoryAwaited, NodeExcluded, ExclusionSuspended, SlotsReduced,
+    RunConfigured, ProgressObserved, CheckpointSaved,
 )  # fmt: skip

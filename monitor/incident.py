@@ -66,6 +66,26 @@ class RankExit:
 
 
 @dataclass(frozen=True, slots=True)
+class Ailment:
+    """A health check that failed on a node (per check and subject)."""
+
+    check: str
+    """Its name: "gpu.lost"."""
+    subject: str
+    """Whom it concerns: "gpu 1 (GPU-..)"."""
+    observed: str
+    """What was found, with its numbers."""
+    remedy: str = ""
+    """What a person should do; "" if there is nothing."""
+    local_ranks: tuple[int, ...] = ()
+    """Workers whose GPU it concerns; none if it is the whole node, or what no worker uses."""
+    is_fatal: bool = False
+    """No round should begin with it."""
+    age_s: float = 0.0
+    """Seconds from when it was first found to when the round began to end; negative: only after that."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What one node's agent saw of the end of a round (per node)."""
 
@@ -84,6 +104,10 @@ class Evidence:
     """Why the system would not start the workers; "" if it did."""
     unreachable: str = ""
     """Why the workers could not find each other: no way from this node to their store; "" if there is one."""
+    unhealthy: str = ""
+    """What its health checks found, if the agent stopped for that a round in which nothing had failed."""
+    health: tuple[Ailment, ...] = ()
+    """Checks that failed about when the round ended; the gravest first."""
     wall_offset_s: float = 0.0
     """What turns this node's CLOCK_MONOTONIC into UTC epoch, so that others can show a time; 0 = unknown."""
     left_out: int = 0
@@ -111,6 +135,10 @@ class IncidentKind(Enum):
     PREEMPTED = "preempted"
     START_FAILED = "start_failed"
     UNREACHABLE = "unreachable"
+    GPU_LOST = "gpu_lost"
+    ECC_ERROR = "ecc_error"
+    XID = "xid"
+    NODE_UNHEALTHY = "node_unhealthy"
     UNKNOWN = "unknown"
 
     @property
@@ -118,13 +146,22 @@ class IncidentKind(Enum):
         """Whether no rank failed by itself: the culprit of the incident only stands for its node."""
         return self in _KINDS_OF_NODES
 
+    @property
+    def is_of_hardware(self) -> bool:
+        """Whether the culprit's node, or its GPU, is to blame."""
+        return self in _KINDS_OF_HARDWARE
 
+
+_KINDS_OF_HARDWARE = frozenset(
+    {IncidentKind.GPU_LOST, IncidentKind.ECC_ERROR, IncidentKind.XID, IncidentKind.NODE_UNHEALTHY}
+)
 _KINDS_OF_NODES = frozenset(
     {
         IncidentKind.NODE_LOST,
         IncidentKind.PREEMPTED,
         IncidentKind.START_FAILED,
         IncidentKind.UNREACHABLE,
+        IncidentKind.NODE_UNHEALTHY,
         IncidentKind.UNKNOWN,
     }
 )
@@ -161,5 +198,7 @@ class Incident:
     """Of the culprit's node, as in its `Evidence`; 0 = unknown."""
     hosts: tuple[Host, ...] = ()
     """Where the ranks of `collateral` that failed by themselves ran; none if all of them are on `node`."""
+    confidence: float = 1.0
+    """How sure the cause is, from 0 to 1; see `ftrun.monitor.diagnosis.CONFIDENCE`."""
     left_out: int = 0
     """Exits of `collateral` that were left out to keep a message small."""

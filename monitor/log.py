@@ -29,13 +29,18 @@ _LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "ERROR": ERROR, "CR
 # An incident is not among them: the decision about it begins with its first sentence.
 _ALWAYS = (
     ev.RunStarted, ev.OptionIgnored, ev.EnvironmentDefaulted, ev.CheckpointSkipped, ev.WorkerUnkillable,
+    ev.CheckpointUnverified, ev.CheckpointQuarantined, ev.CheckpointRenamed,
     ev.ProcessSwept, ev.RestartDecided, ev.RecoveryCompleted, ev.SignalReceived, ev.OutputDegraded,
     ev.StoreFailed, ev.GuardDegraded, ev.NumaDegraded, ev.StandbySuspended, ev.HangDetected,
     ev.GraceEnded, ev.RoundFailed, ev.StacksSaved, ev.RequestReceived, ev.HeartbeatsDegraded,
     ev.StoreAwaited, ev.StoreLost, ev.StoreDegraded, ev.NodeLost, ev.NodeLeft, ev.NodeRefused, ev.NodeParked,
-    ev.RendezvousAwaited,
+    ev.RendezvousAwaited, ev.HealthCheckDelayed, ev.GpuMemoryAwaited, ev.NodeExcluded, ev.ExclusionSuspended,
+    ev.SlotsReduced,
 )  # fmt: skip
-_DETAIL = (ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent)
+_DETAIL = (
+    ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.ProgressObserved,
+    ev.UnknownEvent,
+)  # fmt: skip
 
 
 class LineStream(Protocol):
@@ -90,9 +95,18 @@ def level_of(event: ev.Event) -> int:
     if isinstance(event, ev.RunEnded):
         has_news = event.exit_code != 0 or event.restart_count > 0
         return WARNING if has_news else INFO
+    if isinstance(event, ev.HealthChanged):
+        return _level_of_health(event)
     if isinstance(event, ev.RoundClosed):
         return INFO if event.resume_from is None else WARNING
     return WARNING if isinstance(event, _ALWAYS) else INFO
+
+
+def _level_of_health(event: ev.HealthChanged) -> int:
+    """What is broken is for a person, that it is no more, and what hangs; the rest is in the journal."""
+    is_hanging = event.status == "unknown" and event.check in ("gpu.driver", "storage.probe")
+    is_broken = "unhealthy" in (event.status, event.before)
+    return WARNING if is_broken or is_hanging else INFO
 
 
 def render_human(record: Record) -> str:
@@ -109,7 +123,7 @@ def render_json(record: Record) -> str:
 def sentence(event: ev.Event) -> str:
     """The event in words, one line, without the time."""
     text = _job_sentence(event) or _worker_sentence(event) or _hang_sentence(event)
-    text = text or _node_sentence(event) or _trouble_sentence(event)
+    text = text or _node_sentence(event) or _health_sentence(event) or _trouble_sentence(event)
     # A line break in a path or an exception's text must not make a second, unmarked line.
     return " ".join(text.split("\n")) if text else f"{event.kind}: {event}"
 
@@ -147,6 +161,9 @@ def _job_sentence(event: ev.Event) -> str:
             return f"passed {event.signal_name} on to {_ranks(event.ranks)}{skipped}"
         case ev.LogLocated():
             return f"logs of the workers: {event.path}"
+        case ev.RunConfigured():
+            settings = zip(event.names, event.values, strict=False)
+            return f"configured: {', '.join(f'{name} {value}' for name, value in settings) or 'nothing'}"
         case ev.RunEnded():
             restarts = f"{event.restart_count} {_plural('restart', event.restart_count)}"
             after = f"after {event.duration_s:.1f} s, {restarts}"
@@ -175,6 +192,14 @@ def _worker_sentence(event: ev.Event) -> str:
             step = "" if event.step is None else f" (step {event.step})"
             first = f"made its first progress of round {event.round}{step}"
             return f"rank {event.rank} {first} after {event.since_start_s:.2f} s"
+        case ev.ProgressObserved():
+            step = "" if event.step is None else f" (step {event.step})"
+            ago = f"the last {event.since_progress_s:.1f} s ago"
+            return f"{event.steps} {_plural('step', event.steps)} done in round {event.round}{step}, {ago}"
+        case ev.CheckpointSaved():
+            step = "" if event.step is None else f" of step {event.step}"
+            took = "" if event.blocking_s is None else f"; training stood still for {event.blocking_s:.2f} s"
+            return f"checkpoint{step} is saved: {event.path}{took}"
         case ev.WorkerExited():
             how = f"by {event.signal_name}" if event.signal_name else f"with exit code {event.exit_code}"
             stopped = ", stopped by the agent" if event.is_stopped_by_agent else ""
@@ -240,6 +265,32 @@ def _node_sentence(event: ev.Event) -> str:
     return ""
 
 
+def _health_sentence(event: ev.Event) -> str:
+    match event:
+        case ev.HealthChanged():
+            was = f" (was {event.before})" if event.before else ""
+            ever = ", as when the job began" if event.is_persistent else ""
+            remedy = f"; {event.remedy}" if event.remedy else ""
+            return f"{event.subject} is {event.status}{was}: {event.observed} [{event.check}]{ever}{remedy}"
+        case ev.HealthCheckDelayed():
+            return f"health is not known in time: {event.reason}"
+        case ev.GpuMemoryAwaited():
+            held = f"{event.held_bytes >> 20} MiB of {event.subject}"
+            by = f" by {', '.join(event.holders)}" if event.holders else " by no process that is known"
+            if event.is_freed:
+                return f"{held} were held{by}, and given back after {event.waited_s:.1f} s"
+            return f"{held} are still held{by} after {event.waited_s:.1f} s; starting workers all the same"
+        case ev.NodeExcluded():
+            return f"left out: {event.reason}"
+        case ev.ExclusionSuspended():
+            nodes = ", ".join(event.nodes)
+            return f"too many nodes fail {event.check} at once to leave them out for it: {nodes}"
+        case ev.SlotsReduced():
+            workers = f"{event.slots} {_plural('worker', event.slots)}"
+            return f"going on with {workers} on this node: {event.reason}"
+    return ""
+
+
 def _left(seconds: float) -> str:
     return f"{seconds:.0f} s left"
 
@@ -260,6 +311,14 @@ def _trouble_sentence(event: ev.Event) -> str:
             return f"the workers' store cannot be served: {event.reason}"
         case ev.CheckpointSkipped():
             return f"checkpoint {event.path} is not used: {event.reason}"
+        case ev.CheckpointUnverified():
+            return f"checkpoint {event.path} is used by its lengths alone: {event.reason}"
+        case ev.CheckpointQuarantined():
+            return f"checkpoint {event.path} is not used any more: {event.reason}"
+        case ev.CheckpointRenamed(path, None):
+            return f"checkpoint {path} was not renamed: {event.reason}"
+        case ev.CheckpointRenamed():
+            return f"checkpoint {event.path} is now {event.new_path} ({event.reason})"
         case ev.ProcessSwept():
             process = f"{event.command} (pid {event.pid})"
             return f"ended a process left behind in round {event.round}: {process}, {event.how}"
@@ -278,7 +337,9 @@ def _decision_sentence(event: ev.RestartDecided) -> str:
     if event.action != "restart":
         return f"{event.action}: {event.reason}"
     count = f"restart {event.restart_count} of {event.max_restarts}"
-    return event.reason if event.reason.startswith(count) else f"{count}: {event.reason}"
+    # A start after a round that never began is none of the restarts, and says its own number.
+    has_count = event.reason.startswith((count, "start "))
+    return event.reason if has_count else f"{count}: {event.reason}"
 
 
 def _recovery_sentence(event: ev.RecoveryCompleted) -> str:

@@ -54,7 +54,8 @@ def from_json(line: str) -> Record:
     """The record of one line.
 
     A kind or a field that this version does not know, or a field of another type, makes an `UnknownEvent`,
-    so that a known event always holds what its class promises.
+    so that a known event always holds what its class promises. A field that an older version did not have
+    yet has its default.
 
     Raises:
         ValueError: The line is not a record of any version.
@@ -72,10 +73,13 @@ def from_json(line: str) -> Record:
 
 
 def _event(kind: str, fields: dict[str, JsonValue]) -> Event:
-    if kind not in _BY_KIND or fields.keys() != (hints := _field_types(kind)).keys():
+    if kind not in _BY_KIND:
+        return UnknownEvent(kind, fields)
+    hints = _field_types(kind)
+    if fields.keys() - hints.keys() or hints.keys() - fields.keys() - _defaulted(kind):
         return UnknownEvent(kind, fields)
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    if not all(_is_a(values[name], hint) for name, hint in hints.items()):
+    if not all(_is_a(value, hints[name]) for name, value in values.items()):
         return UnknownEvent(kind, fields)
     return _BY_KIND[kind](**values)
 
@@ -84,6 +88,13 @@ def _event(kind: str, fields: dict[str, JsonValue]) -> Event:
 def _field_types(kind: str) -> dict[str, object]:
     hints = typing.get_type_hints(_BY_KIND[kind])
     return {item.name: hints[item.name] for item in dataclasses.fields(_BY_KIND[kind])}
+
+
+@functools.cache
+def _defaulted(kind: str) -> frozenset[str]:
+    """Fields that may be missing."""
+    fields = dataclasses.fields(_BY_KIND[kind])
+    return frozenset(item.name for item in fields if item.default is not dataclasses.MISSING)
 
 
 def _is_a(value: object, hint: object) -> bool:

@@ -128,6 +128,10 @@ COMMUNICATION_MESSAGES = (
     ),
 )
 
+DEVICE_ERROR = re.compile(r"\bAcceleratorError\b|\bCUDA\b|\bcu(BLAS|DNN|SPARSE|FFT)|\bNCCL\b|device-side")
+"""Exceptions that speak of a GPU: c10/cuda/CUDAException.cpp ("CUDA error: .."), ATen's cuBLAS and cuDNN
+wrappers, c10d's ProcessGroupNCCL.cpp; torch 2.8 and later raise AcceleratorError."""
+
 COMMUNICATION_ABORTS = (
     TextSignature(
         "NCCL watchdog",

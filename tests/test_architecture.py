@@ -34,9 +34,18 @@ OWNERS = {
     "pynvml": {"healthchecks/nvml.py"},
     "yaml": {"launcher/config_file.py"},
     "structlog": {"monitor/log.py"},
-    "click": {"launcher/command_line.py", "monitor/ctl.py"},
+    "click": {
+        "launcher/command_line.py",
+        "launcher/check_command.py",
+        "monitor/ctl.py",
+        "monitor/ctl_output.py",
+        "monitor/compare_command.py",
+        "monitor/report_command.py",
+        "monitor/runs_command.py",
+        "monitor/show_command.py",
+    },
     # Two read a format of their own, and only with an allow-list; the third only writes.
-    "pickle": {"launcher/checkpoint_choice.py", "monitor/pickles.py", "monitor/workload_requests.py"},
+    "pickle": {"launcher/checkpoint_metadata.py", "monitor/pickles.py", "monitor/workload_requests.py"},
     "nvidia_resiliency_ext": set[str](),
     # The children of health checks have deadlines that no process of a round has, and may outlive SIGKILL.
     "subprocess": {"launcher/process.py", "healthchecks/probe_process.py", "healthchecks/children.py"},
@@ -63,6 +72,8 @@ MAY_IMPORT = {
 
 BROAD_EXCEPTS = {
     "launcher/cli.py": 1,  # the agent's top frame: everything gets an exit code and a message
+    "healthchecks/judging.py": 1,  # the check runner: a check that fails says nothing of the node
+    "healthchecks/lane.py": 1,
     "launcher/worker_main.py": 1,  # what a preloaded library may raise is unknown, and told to the agent
 }
 

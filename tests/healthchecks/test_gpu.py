@@ -34,6 +34,7 @@ UNKNOWN, SKIPPED = Status.UNKNOWN, Status.SKIPPED
 NO_LIBRARY = Missing(Lack.NOT_FOUND, "NVML Shared Library Not Found", 12)
 NO_DRIVER = Missing(Lack.NOT_FOUND, "Driver Not Loaded", 9)
 MISMATCH = Missing(Lack.ERROR, "RM has detected an NVML/RM version mismatch.", 18)
+OVERLOADED = Missing(Lack.ERROR, "NVML was not asked within 1 s: this node is overloaded")
 REFUSED = Missing(Lack.NO_PERMISSION, "/dev/nvidia0: Operation not permitted", 1)
 FIRST = JobGpus("n0", frozenset({uuid(0)}))
 NO_GPUS = JobGpus("n0", frozenset())
@@ -59,6 +60,7 @@ def driver(
         (MISMATCH, None, NO_GPUS, DEGRADED),
         (ERROR, None, JOB, UNKNOWN),
         (ERROR, None, FIRST, UNHEALTHY),
+        (OVERLOADED, None, FIRST, UNKNOWN),
         (NO_PERMISSION, None, JOB, SKIPPED),
         (NO_PERMISSION, None, FIRST, UNKNOWN),
     ],

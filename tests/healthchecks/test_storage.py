@@ -76,14 +76,25 @@ def test_probe(reading: PathReading, baseline: PathReading | None, wanted: tuple
     assert probe(reading, baseline=baseline) == wanted
 
 
-def test_path_that_hangs_condemns_the_second_time() -> None:
-    """A server that fails over answers again."""
+def test_path_that_is_only_read_has_to_be_there() -> None:
+    """It is not the job that makes it, and its mount may be missing on this node alone."""
+    missing = replace(failed(StorageStep.FIND, "ENOENT"), is_written=False)
+    assert probe(missing, baseline=None) == (Status.UNHEALTHY, False)
+    assert probe(failed(StorageStep.FIND, "ENOENT"), baseline=None) == (Status.DEGRADED, False)
+    result = judge(replace(GOOD, is_written=False))["storage.probe"]
+    assert (result.status, result.observed) == (Status.HEALTHY, f"read back in {GOOD.took_s:.2f} s")
+
+
+def test_path_that_hangs_condemns_when_it_still_does() -> None:
+    """A server that fails over answers again after a while; two readings of one moment are one hang."""
+    still = replace(HUNG, taken_at=HUNG.taken_at + 30.0)
     assert probe(GOOD, HUNG)[0] is Status.UNKNOWN
-    assert probe(HUNG, GOOD, HUNG)[0] is Status.UNKNOWN
-    assert probe(HUNG, HUNG)[0] is Status.UNHEALTHY
-    assert probe(HUNG, HUNG, GOOD)[0] is Status.HEALTHY
-    text = judge(HUNG, replace(HUNG, is_abandoned=True))["storage.probe"].observed
-    assert text == "hangs in 'sync' and its probe cannot be killed (2 times in a row)"
+    assert probe(HUNG, replace(HUNG, taken_at=HUNG.taken_at + 29.0))[0] is Status.UNKNOWN
+    assert probe(HUNG, GOOD, still)[0] is Status.UNKNOWN
+    assert probe(HUNG, still)[0] is Status.UNHEALTHY
+    assert probe(HUNG, still, GOOD)[0] is Status.HEALTHY
+    text = judge(HUNG, replace(still, is_abandoned=True))["storage.probe"].observed
+    assert text == "hangs in 'sync' and its probe cannot be killed (2 times in a row, 30 s)"
 
 
 @pytest.mark.parametrize(

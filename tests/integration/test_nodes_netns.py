@@ -12,7 +12,6 @@ from ftrun.monitor import events
 from tests.support.netns import Host, HostJob, Network, host_job, network, why_not
 from tests.support.nodes import TRAINING, WORKER, ended
 from tests.support.rank_words import weights_after
-from tests.support.run import Run
 
 WHY_NOT = why_not()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -26,6 +25,17 @@ while not has("end"):
     time.sleep(0.05)
 """
 """A rank that needs no other: it shows for how long it is let run."""
+MEET = """
+import socket
+store = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+while True:
+    try:
+        socket.create_connection(store, timeout=60).close()
+        break
+    except OSError:
+        time.sleep(0.1)
+"""
+"""As `init_process_group` does it."""
 LOST_AFTER_S = 5.0
 """Default of ftrun.rdzv.lost_after; nobody has anything to save here, so that workers end at once."""
 SLACK_S = 3.0
@@ -111,7 +121,7 @@ def test_node_whose_address_leads_nowhere_is_named_and_tried_again(net: Network,
     """The round is stopped on both nodes; no restart is used up, and the way may come to be."""
     a, b = net.add("node-a"), net.add("node-b")
     options = ("--nnodes", "2", "--max-restarts", "0", *QUICK)
-    with host_job(tmp_path / "job", "10.77.0.1:29400", *options, script=(WORKER, STEPS)) as job:
+    with host_job(tmp_path / "job", "10.77.0.1:29400", *options, script=(WORKER, MEET + STEPS)) as job:
         first, second = job.start_on(a, "--local-addr", "10.77.0.50"), job.start_on(b)
         [incident] = job.wait_event(first, events.IncidentDiagnosed)
         [closed] = first.events(events.RoundClosed)
@@ -120,7 +130,129 @@ def test_node_whose_address_leads_nowhere_is_named_and_tried_again(net: Network,
         assert incident.reasons[0].startswith(way)
         assert "give node node-a --local-addr with an address that the other nodes" in incident.reasons[0]
         a.ip("addr", "add", "10.77.0.50/24", "dev", "eth0")
-        wait_step(job, 1, 2)
+        wait_step(job, 0, 2)
         job.release("end")
         assert job.codes() == [0, 0]
     assert [one.action for one in second.events(events.RestartDecided)] == ["restart"]
+
+
+@pytest.mark.slow
+def test_nodes_that_never_find_a_way_to_each_other_end_with_an_explanation(
+    net: Network, tmp_path: Path
+) -> None:
+    """Nothing gets better by itself: all nodes end alike, within a minute, and no restart is used up."""
+    a, b = net.add("node-a"), net.add("node-b")
+    with host_job(
+        tmp_path / "job", "10.77.0.1:29400", "--nnodes", "2", *QUICK, script=(WORKER, MEET + STEPS)
+    ) as job:
+        runs = job.start_on(a, "--local-addr", "nowhere.invalid"), job.start_on(b)
+        job.wait_event(runs[0], events.IncidentDiagnosed, timeout_s=120)
+        assert job.codes(timeout_s=90) == [95, 95]
+    for run in runs:
+        why = "the workers could not find each other 5 times in a row: node node-b cannot reach the workers'"
+        assert ended(run).reason.startswith(why)
+        assert "nowhere.invalid" in run.stderr
+        assert "give node node-a --local-addr with an address that the other nodes can reach" in run.stderr
+    assert job.said("step") == []
+
+
+@pytest.mark.slow
+def test_side_without_the_host_agent_never_forms_a_world(net: Network, tmp_path: Path) -> None:
+    """It has enough nodes, and the host agent has not: nobody trains until all are connected again."""
+    hosts = [net.add(name) for name in ("node-a", "node-b", "node-c")]
+    options = ("--nnodes", "2:3", "--ft-grow", "immediately", *QUICK)
+    with host_job(tmp_path / "job", "10.77.0.1:29400", *options, script=(WORKER, STEPS)) as job:
+        runs = [job.start_on(host) for host in hosts]
+        wait_step(job, 0, 3)
+        net.cut(hosts[0])
+        cut_at = time.monotonic()
+        for run in runs:
+            job.wait_event(run, events.RoundStopped)
+        [awaited, *_] = job.wait_event(runs[0], events.RendezvousAwaited)
+        assert "have node-a" in awaited.awaited
+        for run in runs[1:]:
+            job.wait_event(run, events.StoreAwaited)
+        assert max(one.at for one in job.said("step")) - cut_at < LOST_AFTER_S + SLACK_S
+        net.heal(hosts[0])
+        job.wait_until(lambda: len({one.group for one in job.said("step") if one.restart}) > 1, "a new world")
+        worlds = {one.world for one in job.said("step") if one.restart == 1}
+        assert worlds <= {2, 3}
+        job.release("end")
+        assert job.codes() == [0, 0, 0]
+        job.check_one_world()
+
+
+@pytest.mark.slow
+def test_node_whose_interface_goes_down_is_lost_and_comes_back(net: Network, tmp_path: Path) -> None:
+    """The kernel tells of it: routes go, connections may fail at once; it ends like silence."""
+    a, b = net.add("node-a"), net.add("node-b")
+    options = ("--nnodes", "1:2", "--ft-grow", "immediately", *QUICK, "--rdzv-conf", "last_call_timeout=20")
+    with host_job(tmp_path / "job", "10.77.0.1:29400", *options, script=(WORKER, STEPS)) as job:
+        job.start_on(a)
+        second = job.start_on(b)
+        wait_step(job, 0, 2)
+        b.unplug()
+        cut_at = time.monotonic()
+        wait_step(job, 1, 1)
+        job.wait_event(second, events.RoundStopped)
+        assert last_step(job, restart=0) - cut_at < LOST_AFTER_S + SLACK_S
+        b.plug()
+        wait_step(job, 2, 2)
+        job.release("end")
+        assert job.codes() == [0, 0]
+        job.check_one_world()
+
+
+@pytest.mark.slow
+def test_node_that_stays_cut_off_gives_up_and_the_others_finish(net: Network, tmp_path: Path) -> None:
+    """Training goes on from the newest checkpoint, each step is done once, and the lost node says why."""
+    a, b = net.add("node-a"), net.add("node-b")
+    checkpoints = tmp_path / "checkpoints"
+    options = (
+        *("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=20", "--ft-reconnect-timeout", "8"),
+        *("--ft-checkpoint-dir", str(checkpoints), *QUICK),
+    )
+    with host_job(tmp_path / "job", "10.77.0.1:29400", *options, script=(TRAINING, str(checkpoints))) as job:
+        job.start_on(a)
+        second = job.start_on(b)
+        job.wait_said("step", 20, restart=0, world=2)
+        net.cut(b)
+        [began] = job.wait_said("began", world=1)
+        assert began.more["step"] > 0
+        assert job.codes(second, timeout_s=40) == [95]
+        assert "gave up looking for a host agent" in ended(second).reason
+        job.wait_said("step", 20, restart=1)
+        job.release("end")
+        assert job.codes(timeout_s=30)[0] == 0
+        [done] = job.said("done")
+        assert done.more["weights"] == weights_after(done.more["step"])
+        job.check_one_world()
+
+
+@pytest.mark.slow
+def test_recovery_waits_for_no_name_server(net: Network, tmp_path: Path) -> None:
+    """Hosts whose name server never answers: a look-up there takes 10 s, and a restart makes none."""
+    a, b = net.add("node-a"), net.add("node-b")
+    net.silence_names()
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--ft-set", "standby.min_free_memory=0")
+    train = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+from ftrun.monitor.client import heartbeat
+heartbeat()
+say("met")
+if restart_count == 0:
+    wait_for("go")
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+"""
+    with host_job(tmp_path / "job", "10.77.0.1:29400", *options, script=(WORKER, train)) as job:
+        runs = job.start_on(a), job.start_on(b)
+        for run in runs:
+            job.wait_event(run, events.StandbyReadied, 1, timeout_s=120)
+        job.release("go")
+        assert job.codes(timeout_s=30) == [0, 0]
+    for run in runs:
+        [recovery] = run.events(events.RecoveryCompleted)
+        assert recovery.total_s < LOST_AFTER_S

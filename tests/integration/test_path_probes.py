@@ -123,6 +123,22 @@ def test_missing_rights_only_warn_at_first(tmp_path: Path) -> None:
     assert status(reading, worked) is Status.UNHEALTHY
 
 
+def test_data_are_only_read(tmp_path: Path) -> None:
+    """A directory or a file, also where nothing may be written; what is not there is an error."""
+    (tmp_path / "data.bin").write_bytes(b"x" * 9000)
+    reader = PathReader()
+    tmp_path.chmod(0o500)
+    for path in (tmp_path, tmp_path / "data.bin"):
+        before = path.stat().st_mtime_ns
+        reading = reader.read(str(path), 20.0, is_written=False)
+        assert (reading.step, reading.error, reading.is_written) == (StorageStep.DONE, "", False)
+        assert (reading.directory, path.stat().st_mtime_ns) == (str(tmp_path), before)
+        assert reading.free_bytes is None  # how full a data set's disk is concerns nobody
+    missing = reader.read(str(tmp_path / "none"), 20.0, is_written=False)
+    assert (missing.step, missing.errno_name) == (StorageStep.FIND, "ENOENT")
+    tmp_path.chmod(0o700)
+
+
 def test_probe_that_is_killed_says_nothing_of_the_path(tmp_path: Path) -> None:
     """A sweep of the agent, or the OOM killer, may meet it."""
     reader, readings = PathReader(probe_bytes=1 << 28), list[PathReading]()

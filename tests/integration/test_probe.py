@@ -409,7 +409,7 @@ def test_requests_by_hand_are_answered_as_json(fake: FakeNvml) -> None:
     assert len(ended.stdout.splitlines()) == 4
     refused = subprocess.run(command, input="all\n", capture_output=True, text=True, timeout=20, check=False)
     assert refused.returncode == 2
-    assert "expected one of addresses, usual, thorough" in refused.stderr
+    assert "expected one of addresses, memory, usual, thorough" in refused.stderr
 
 
 def test_child_starts_as_fast_as_python_can_import_pynvml(fake: FakeNvml) -> None:

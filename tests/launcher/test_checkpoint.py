@@ -16,13 +16,12 @@ import torch.distributed.checkpoint as dcp
 from ftrun.launcher.checkpoint import find_newest_whole, find_whole
 from ftrun.launcher.checkpoint_choice import (
     Candidate,
-    MetadataError,
     choose_common,
     find_blind,
     order_newest_first,
-    read_required_lengths,
     read_step,
 )
+from ftrun.launcher.checkpoint_metadata import MetadataError, read_required_lengths
 from ftrun.launcher.messages import SeenCheckpoint
 
 
@@ -94,10 +93,10 @@ def test_newest_is_decided_by_time_when_a_name_has_no_number(tmp_path: Path) -> 
 def test_unfinished_directory_without_number_does_not_change_the_order(tmp_path: Path) -> None:
     """A temporary directory is passed over and the finished ones are still compared by number."""
     finished = [
-        Candidate(Path("step-2"), 2, has_metadata=True, modified_ns=9),
-        Candidate(Path("step-10"), 10, has_metadata=True, modified_ns=1),
+        Candidate(Path("step-2"), 2, is_finished=True, saved_ns=9),
+        Candidate(Path("step-10"), 10, is_finished=True, saved_ns=1),
     ]
-    unfinished = Candidate(Path("tmp-x"), None, has_metadata=False, modified_ns=5)
+    unfinished = Candidate(Path("tmp-x"), None, is_finished=False, saved_ns=5)
     ordered = order_newest_first([*finished, unfinished])
     assert [c.path.name for c in ordered] == ["tmp-x", "step-10", "step-2"]
 

@@ -85,3 +85,17 @@ def test_virtual_local_rank_without_a_device_is_an_error_with_remedy():
     """More workers than visible devices cannot work, and the message says how many can."""
     with pytest.raises(ValueError, match="at most 1 workers"):
         environment.virtual_local_rank({"CUDA_VISIBLE_DEVICES": "4"}, 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({}, ()),
+        ({"NCCL_SOCKET_IFNAME": "=eth0,ib0:18515", "GLOO_SOCKET_IFNAME": "eth0"}, ("eth0", "ib0")),
+        ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, ()),
+        ({"NCCL_SOCKET_IFNAME": "", "GLOO_SOCKET_IFNAME": " ens5 "}, ("ens5",)),
+    ],
+)
+def test_interfaces_that_the_job_names_are_known(variables: dict[str, str], names: tuple[str, ...]):
+    """Those that it must use, not those that it must not."""
+    assert environment.named_interfaces(variables) == names

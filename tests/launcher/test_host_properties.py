@@ -1,13 +1,14 @@
 """Whole jobs in simulated time: what must hold in every history, and histories that once broke a launcher.
 
-What is checked at every turn of every agent is in `tests.support.simulated_job`: one publication per round, ranks
-without gaps, no node twice, counters that never go back, a budget that is kept, never two complete worlds, no
-illegal event, no busy waiting, and an end for everyone in bounded time.
+What is checked at every turn of every agent is in `tests.support.simulated_job`: one publication per round,
+ranks without gaps, no node twice, counters that never go back, a budget that is kept, never two complete
+worlds, no illegal event, no busy waiting, and an end for everyone in bounded time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 
 from ftrun.launcher.messages import JobPlan
 from ftrun.launcher.node_state import Phase
-from ftrun.monitor.incident import IncidentKind
 from tests.support.simulated_job import Fault, Kind, Setting, SimulatedJob
 
 GAPS_S = st.sampled_from([0.0, 0.003, 0.1, 1.0, 4.0, 9.0])
@@ -107,20 +107,254 @@ def test_job_with_enough_nodes_and_budget_succeeds(setting: Setting, history: li
 @given(settings_of_jobs(grow="never", min_ranks=0, max_restarts=0), faults([Kind.ADD], most=6))
 def test_joiners_never_disturb_a_job(setting: Setting, history: list[Fault]):
     """However many nodes come, whenever: one round, and everyone ends with it."""
-    setting = Setting(**{**as_values(setting), "min_nodes": 1, "nodes": max(setting.nodes, 1)})
-    job = SimulatedJob(setting).play(history)
+    job = SimulatedJob(replace(setting, min_nodes=1)).play(history)
     first = job.endpoint.stores[0]
     assert [isinstance(one, JobPlan) for one in first.plans.values()] == [True, False]
     assert set(job.exits().values()) <= {0, 95}
 
 
-def as_values(setting: Setting) -> dict[str, object]:
-    """Its fields."""
-    return {name: getattr(setting, name) for name in Setting.__slots__}
+PAIR = Setting(nodes=2, max_nodes=2)
+SEEDS = range(8)
+
+
+def play(setting: Setting, *history: Fault, seed: int = 0) -> SimulatedJob:
+    """One history, with this luck."""
+    return SimulatedJob(replace(setting, seed=seed)).play(history)
+
+
+def worlds(job: SimulatedJob) -> list[list[str]]:
+    """Nodes of each round."""
+    return [[seat.agent.node for seat in plan.seats] for plan in job.plans]
+
+
+def codes(job: SimulatedJob) -> set[int | None]:
+    """Exit codes of all agents; None for killed ones."""
+    return set(job.exits().values())
+
+
+def time_of(job: SimulatedJob, node: str, phase: Phase, since: float) -> float:
+    """When the node's agent first came into that phase after `since`."""
+    return next(at for at, what in job.agent_of(node).phases if at >= since and what is phase)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_surplus_agents_that_come_during_a_restart_do_not_end_the_job(seed: int):
+    """They are parked, the survivors keep their places, and all end with 0."""
+    ends = Fault(5.0, Kind.FAIL), Fault(0.003, Kind.ADD), Fault(0.0, Kind.ADD)
+    job = play(PAIR, *ends, seed=seed)
+    assert worlds(job) == [["n0", "n1"], ["n0", "n1"]]
+    assert codes(job) == {0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whole_job_that_is_started_again_on_the_same_hosts_has_no_ghosts(seed: int):
+    """All agents are killed in a running round and others come on their nodes: one seat each, and success."""
+    job = play(PAIR, Fault(5.0, Kind.RESTART, 0, 1.0), Fault(0.0, Kind.RESTART, 1, 0.5), seed=seed)
+    assert worlds(job) == [["n0", "n1"], ["n0", "n1"]]
+    assert codes(job) == {None, 0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_slow_message_of_a_round_does_not_reach_into_the_next(seed: int):
+    """What a slow node says comes seconds late, some of it when its sender is dead."""
+    history = [
+        Fault(5.0, Kind.SLOW, 1, 20.0),
+        Fault(0.1, Kind.FAIL, 1),
+        Fault(0.5, Kind.RESTART, 1, 0.2),
+        Fault(0.2, Kind.FAIL, 0),
+    ]
+    job = play(PAIR, *history, seed=seed)
+    assert codes(job) == {None, 0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gap_s", [0.0, 0.002, 0.004, 0.008, 0.016])
+def test_replacement_that_comes_while_a_round_is_published_has_its_place_in_it_or_in_the_next(
+    gap_s: float, seed: int
+):
+    """Whatever it reads in that moment."""
+    history = [Fault(4.0, Kind.KILL, 2), Fault(5.0, Kind.RESTART, 2, gap_s)]
+    setting = Setting(nodes=3, max_nodes=3, min_nodes=3, max_restarts=9)
+    job = play(setting, *history, seed=seed)
+    assert worlds(job)[-1] == ["n0", "n1", "n2"]
+    assert codes(job) == {None, 0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_node_that_dies_while_a_round_is_being_stopped_is_not_part_of_the_next(seed: int):
+    """That it was there in the last one does not make it present."""
+    history = [Fault(5.0, Kind.STUBBORN, 2, 9.0), Fault(0.1, Kind.FAIL, 1), Fault(0.5, Kind.KILL, 2)]
+    setting = Setting(nodes=3, max_nodes=3, min_nodes=2, echo_s=None)
+    job = play(setting, *history, seed=seed)
+    assert worlds(job) == [["n0", "n1", "n2"], ["n0", "n1"]]
+
+
+@pytest.mark.parametrize("after_s", [1.5, 3.0, 5.0])
+def test_node_that_is_told_to_stop_after_it_has_joined_is_not_waited_for(after_s: float):
+    """It says that it leaves; the others begin without it."""
+    setting = Setting(nodes=4, max_nodes=5, min_nodes=2)
+    job = play(setting, Fault(after_s, Kind.SIGNAL, 1))
+    assert codes(job) == {0, 143}
+    assert worlds(job) == [["n0", "n2", "n3"]]
+
+
+def test_spare_ends_with_0_as_soon_as_the_job_has_finished():
+    """Nobody has to cancel it."""
+    job = play(Setting(nodes=3, max_nodes=2, spares=1))
+    assert codes(job) == {0}
+    ends = [one.phases[-1][0] for one in job.agents]
+    assert max(ends) - min(ends) < 0.1
+
+
+def test_failure_without_restarts_has_the_same_exit_code_everywhere():
+    """No node reports success because it was only told to stop."""
+    job = play(Setting(nodes=3, max_restarts=0), Fault(5.0, Kind.FAIL, 1))
+    assert codes(job) == {1}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nodes_that_die_one_after_another_break_at_most_the_rounds_that_they_were_in(seed: int):
+    """The last survivors finish: each loss costs one restart at most."""
+    setting = Setting(nodes=5, max_nodes=5, max_restarts=3)
+    history = [Fault(5.0, Kind.KILL, 4), Fault(0.3, Kind.KILL, 3), Fault(0.3, Kind.KILL, 2)]
+    job = play(setting, *history, seed=seed)
+    assert worlds(job)[-1] == ["n0", "n1"]
+    assert codes(job) == {None, 0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_spares_that_are_ready_first_do_not_displace_survivors_that_are_still_stopping(seed: int):
+    """Two nodes wait with nothing to do; the round's own nodes take seconds to end their workers."""
+    setting = Setting(nodes=2, max_nodes=2, spares=2)
+    history = [
+        *(Fault(3.0, Kind.ADD), Fault(0.0, Kind.ADD)),
+        *(Fault(1.0, Kind.STUBBORN, 0, 9.0), Fault(0.0, Kind.STUBBORN, 1, 9.0)),
+        Fault(1.0, Kind.FAIL, 1),
+    ]
+    job = play(setting, *history, seed=seed)
+    assert worlds(job) == [["n0", "n1"], ["n0", "n1"]]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_nodes_stop_at_once_when_one_has_failed_however_slowly_that_one_stops(seed: int):
+    """They learn of the failure by the order, not by the failing node's next join."""
+    setting = Setting(nodes=3, slots=(2,), echo_s=None)
+    history = [Fault(4.0, Kind.STUBBORN, 1, 9.0), Fault(4.0, Kind.FAIL, 1)]
+    job = play(setting, *history, seed=seed)
+    assert all(time_of(job, node, Phase.STOPPING, 8.0) < 8.1 for node in ("n0", "n1", "n2"))
+
+
+@pytest.mark.parametrize("kind", [Kind.RESTART, Kind.MOVE])
+def test_budget_is_kept_by_a_replacement_of_the_host_agent(kind: Kind):
+    """Two restarts are used; the loss of the host agent is one failure too many."""
+    setting = Setting(nodes=3, max_restarts=2, work_s=30.0)
+    history = [Fault(5.0, Kind.FAIL, 1), Fault(4.0, Kind.FAIL, 2), Fault(4.0, kind, 0, 1.0)]
+    job = play(setting, *history)
+    assert [plan.memory.restart_count for plan in job.plans] == [0, 1, 2]
+    assert codes(job) == {None, 1}
+
+
+def test_budget_is_the_jobs_and_not_each_nodes():
+    """Three nodes fail once each: that is three of two restarts."""
+    setting = Setting(nodes=3, max_restarts=2, work_s=30.0)
+    job = play(setting, *(Fault(4.0, Kind.FAIL, place) for place in (0, 1, 2)))
+    assert [plan.memory.restart_count for plan in job.plans] == [0, 1, 2]
+    assert codes(job) == {1}
+
+
+@pytest.mark.parametrize("after_s", [0.3, 1.1, 5.0, 30.0])
+def test_sigterm_while_nodes_are_waited_for_ends_the_agent_at_once(after_s: float):
+    """Nothing of it has to run out."""
+    setting = Setting(nodes=1, min_nodes=2, max_nodes=2)
+    job = play(setting, Fault(after_s + 1.0, Kind.SIGNAL))
+    assert codes(job) == {143}
+    assert job.timeline.now < after_s + 1.1
+
+
+def test_spare_that_takes_over_has_all_its_ranks():
+    """Two per node, as everyone else."""
+    setting = Setting(nodes=2, slots=(2,), max_nodes=2, min_nodes=2, spares=1)
+    job = play(setting, Fault(3.0, Kind.ADD), Fault(5.0, Kind.KILL, 1))
+    assert worlds(job) == [["n0", "n1"], ["n0", "n2"]]
+    assert [seat.slots for seat in job.plans[-1].seats] == [2, 2]
+    assert codes(job) == {None, 0}
+
+
+def test_start_waits_for_late_nodes_and_a_restart_waits_for_nobody():
+    """The last call is for the first round; later the living nodes are known."""
+    setting = Setting(nodes=2, min_nodes=1, max_nodes=3)
+    late = play(setting, Fault(4.0, Kind.ADD))
+    assert worlds(late) == [["n0", "n1", "n2"]]
+    job = play(setting, Fault(9.0, Kind.FAIL, 1))
+    again = time_of(job, "n0", Phase.RUNNING, 9.0)
+    assert worlds(job) == [["n0", "n1"], ["n0", "n1"]]
+    assert again < 9.0 + 1.1  # the workers take up to a second to end
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_round_has_an_end_that_all_can_read(seed: int):
+    """By an order or by the next publication, also when an agent of it was killed."""
+    history = [Fault(4.0, Kind.FAIL, 1), Fault(4.0, Kind.KILL, 2), Fault(4.0, Kind.SIGNAL, 1)]
+    job = play(Setting(nodes=4, max_nodes=4), *history, seed=seed)
+    for store in job.endpoint.stores:
+        rounds = [number for number, one in store.plans.items() if isinstance(one, JobPlan)]
+        assert set(rounds) <= store.stops.keys()
+
+
+def test_node_that_stood_still_while_others_were_waited_for_is_counted_again():
+    """The host agent has given it up meanwhile: it must say again that it is there."""
+    setting = Setting(nodes=2, min_nodes=3, max_nodes=3)
+    job = play(setting, Fault(2.0, Kind.FREEZE, 1, 6.0), Fault(13.0, Kind.ADD))
+    assert worlds(job) == [["n0", "n1", "n2"]]
+    assert codes(job) == {0}
+
+
+def test_spare_that_comes_back_when_the_job_is_over_still_hears_how():
+    """The host agent waits for another one just then, and the verdict can be read as long as it does."""
+    setting = Setting(nodes=2, max_nodes=2, spares=2)
+    spares = Fault(2.0, Kind.ADD), Fault(0.5, Kind.ADD)
+    job = play(setting, *spares, Fault(2.5, Kind.CUT, 3, 8.0), Fault(5.0, Kind.FREEZE, 2, 4.8))
+    assert worlds(job) == [["n0", "n1"]]
+    assert codes(job) == {0}
+
+
+# What the properties found
+
+
+def test_new_host_agent_starts_the_next_round_in_the_turn_in_which_it_judged_the_last():
+    """It once waited for the next keep-alive, a second later."""
+    job = play(Setting(nodes=4, max_nodes=4, max_restarts=9), Fault(4.0, Kind.RESTART, 0, 6.0))
+    assert time_of(job, "n1", Phase.RUNNING, 10.0) < 10.1 + 0.5
+
+
+def test_new_host_agent_gives_one_last_call_and_not_another_after_its_judgement():
+    """Of two missing nodes nobody comes back: five seconds, once."""
+    history = [Fault(8.0, Kind.KILL, 2), Fault(0.0, Kind.RESTART, 0, 1.0)]
+    job = play(Setting(nodes=3, max_nodes=3, max_restarts=9), *history)
+    assert time_of(job, "n1", Phase.RUNNING, 9.0) < 9.0 + 0.6 + 5.0 + 0.1
+
+
+def test_node_that_slept_through_rounds_acts_on_them_one_by_one():
+    """It was once started with the plan of a round that it had no part in."""
+    history = [Fault(4.0, Kind.PAUSE, 1, 15.0), Fault(9.0, Kind.PAUSE, 1, 6.0), Fault(0.003, Kind.KILL, 0)]
+    job = play(Setting(nodes=3, max_nodes=4), *history, seed=344791)
+    assert codes(job) == {None, 95}
+
+
+def test_what_a_node_remembers_outlives_a_host_agent_that_knows_less():
+    """A new host agent began at round 0 without it; the round number of who knew more never goes back."""
+    history = [
+        Fault(9.0, Kind.FAIL, 0),
+        Fault(1.0, Kind.MOVE, 0, 0.2),
+        Fault(0.1, Kind.PAUSE, 0, 6.0),
+        Fault(9.0, Kind.FAIL, 0),
+    ]
+    job = play(Setting(nodes=2, max_nodes=3), *history)
+    assert [plan.memory.round_number for plan in job.plans] == [0, 1, 0, 2]
 
 
 @pytest.mark.slow
-@quietly(12_000)
+@quietly(6_000)
 @given(settings_of_jobs(), faults(list(Kind), most=12))
 def test_no_long_history_breaks_a_job(setting: Setting, history: list[Fault]):
     """The same with many more and longer histories."""
@@ -128,7 +362,7 @@ def test_no_long_history_breaks_a_job(setting: Setting, history: list[Fault]):
 
 
 @pytest.mark.slow
-@quietly(6_000)
+@quietly(3_000)
 @given(
     settings_of_jobs(min_nodes=1, min_ranks=0, max_restarts=1000, stall_s=20.0), faults(SURVIVABLE, most=10)
 )

@@ -280,3 +280,29 @@ def test_stopped_process_is_told_apart() -> None:
         child.line()
         child.process.signal(signal.SIGSTOP)
         assert eventually(lambda: process.state_of(child.process.pid) == "T")
+
+
+def test_children_of_other_threads_belong_to_no_round() -> None:
+    """Health checks start theirs on threads: the sweep of a round cannot know all of them, and spares them."""
+    started: list[subprocess.Popen[bytes]] = []
+    has_started, is_over = threading.Event(), threading.Event()
+
+    def check() -> None:
+        started.append(subprocess.Popen(["sleep", "60"]))
+        has_started.set()
+        is_over.wait(DEADLINE_S)
+
+    thread = threading.Thread(target=check)
+    thread.start()
+    try:
+        assert has_started.wait(DEADLINE_S)
+        with running("input()") as child:
+            found = process.descendants(os.getpid())
+            assert child.process.pid in found
+            assert started[0].pid not in found
+    finally:
+        is_over.set()
+        thread.join(DEADLINE_S)
+        for one in started:
+            one.kill()
+            one.wait(DEADLINE_S)

@@ -34,6 +34,7 @@ from ftrun.launcher.node_state import (
     State,
     StopRequested,
     TellStop,
+    Unreached,
     Woke,
 )
 from ftrun.launcher.rendezvous import IllegalEvent, advance, begin
@@ -124,6 +125,15 @@ def test_workers_that_cannot_be_started_stop_the_round_everywhere():
     assert (state.start_failure, state.outcome) == ("no more processes", Outcome.STOPPED)
 
 
+def test_workers_that_cannot_find_each_other_are_asked_to_end_everywhere():
+    """They wait for one another and could do so for half an hour; the join that follows says why."""
+    state, log = run_through(*BEGUN, (5.0, Unreached("no way to node a")), (5.1, AllGone()))
+    assert log[2:] == [(TellStop(StopKind.FAILURE, "no way to node a"), Ask(SIGTERM)), (JoinNext(),)]
+    assert (state.unreachable, state.outcome) == ("no way to node a", Outcome.STOPPED)
+    state, _ = advance(state, Planned(1, 1, has_seat=True), 6.0, GRACES)
+    assert state.unreachable == ""
+
+
 def test_failed_start_is_forgotten_when_the_next_round_starts():
     """The next failure is not blamed on it."""
     steps = (*BEGUN, (0.1, StartFailed("no more processes")), (0.2, AllGone()))
@@ -165,7 +175,7 @@ def test_workers_that_outlast_the_grace_are_killed_once():
 
 
 def test_processes_that_survive_sigkill_end_the_node_as_unhealthy():
-    """The wait after SIGKILL is bounded: the agent names what is stuck, takes its node out and ends with 94."""
+    """The wait after SIGKILL is bounded: the agent names what is stuck, takes its node out, ends with 94."""
     state, log = run_through(
         *BEGUN, (3.0, RankExited(1, 1, 1)), (8.0, Woke()), (17.9, Woke()), (18.0, Woke())
     )
@@ -405,6 +415,8 @@ def test_round_without_this_node_that_is_planned_while_its_workers_end_is_joined
         (Phase.RUNNING, Planned(0, 0, has_seat=True)),
         (Phase.STOPPING, Planned(0, 0, has_seat=True)),
         (Phase.STOPPING, StartFailed("no memory")),
+        (Phase.JOINING, Unreached("no way")),
+        (Phase.STOPPING, Unreached("no way")),
         (Phase.JOINING, Hung((0,), "")),
         (Phase.STOPPING, Hung((0,), "")),
         (Phase.ENDED, Woke()),
@@ -429,6 +441,7 @@ EVENTS = st.one_of(
     st.builds(Hung, st.sampled_from([(), (0,), (1,)]), st.just("still")),
     st.builds(StopRequested, st.sampled_from([93, 94]), st.just("asked"), st.booleans()),
     st.just(StartFailed("no memory")),
+    st.just(Unreached("no way")),
     st.just(AllGone()),
     st.just(Woke()),
     st.builds(Connected, SEQUENCES),
@@ -445,6 +458,8 @@ def test_no_history_breaks_the_invariants(history: list[tuple[float, Event]]):
     state, now, asked = begin(2, 0.0, 60.0), 0.0, False
     for gap, event in history:
         now += gap
+        if isinstance(event, (Planned, Ordered, Sentenced)) and not state.is_connected:
+            continue  # nothing is heard without a store
         before = state
         try:
             state, actions = advance(state, event, now, GRACES)

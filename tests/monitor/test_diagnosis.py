@@ -465,9 +465,9 @@ def test_culprit_of_a_hang_is_the_rank_to_blame_before_the_one_whose_limit_passe
 
 
 def test_kinds_are_all_reachable() -> None:
-    """Every kind has a rule; those of whole nodes have tests of their own."""
+    """Every kind has a rule; those of whole nodes, and of hardware, have tests of their own."""
     exits = [exited(0, code) for code, *_ in SIGNAL_CASES]
     types = [exited(0, 1, record=error(name)) for name in ("ImportError", "ValueError", "DistError")]
     kinds = {incident(exit, oom_kills=n).kind for exit, n in itertools.product([*exits, *types], (0, 1))}
-    of_nodes = {kind for kind in IncidentKind if kind.is_of_node}
-    assert kinds | {kind for _, kind in HANG_CASES} | of_nodes == set(IncidentKind)
+    others = {kind for kind in IncidentKind if kind.is_of_node or kind.is_of_hardware}
+    assert kinds | {kind for _, kind in HANG_CASES} | others == set(IncidentKind)

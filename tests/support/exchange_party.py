@@ -1,6 +1,6 @@
 """One side of a store exchange for tests: collects its notes, and can be run as a process of its own.
 
-python -m tests.support.exchange_party PORT    serves the store there, says so, and publishes what it is told
+python -m tests.support.exchange_party PORT    serves the store there until stdin ends
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def setting(port: int, **changes: Any) -> StoreSetting:
 
 
 class Party:
-    """One agent's exchange; `expect` takes its notes one after the other, and looks after time as an agent."""
+    """One agent's exchange; `expect` takes its notes in order, and looks after time as an agent does."""
 
     def __init__(self, name: str, settings: StoreSetting, hello: Hello = HELLO, **arguments: Any) -> None:
         self.agent = Agent(name, f"{name}-1")

@@ -26,7 +26,7 @@ from tests.support.waiting import until
 WORKER = str(Path(__file__).with_name("node_worker.py"))
 """Executes its first argument as Python code; imports no torch."""
 TRAINING = str(Path(__file__).with_name("node_training.py"))
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 """Agents import torch, which takes many seconds on a machine that does much else."""
 _TAIL = 2500
 _PORTS = range(20000, 32000)
@@ -44,6 +44,8 @@ class Said:
     pid: int
     rank: int
     local_rank: int
+    place: int
+    """Of the node, as it was started; -1 for one without."""
     group: int
     world: int
     restart: int
@@ -80,10 +82,17 @@ class Job:
         directory = self.directory / f"agent{len(self.runs)}"
         place_option = () if place is None else ("--node-rank", str(place))
         arguments = (*self._options, *place_option, *more, *(script or self._script))
-        own = {"D": str(self.directory), **(environment or {})}
+        own = {"D": str(self.directory), "PLACE": str(-1 if place is None else place), **(environment or {})}
         run = self._stack.enter_context(start(directory, *arguments, environment=own))
         self.runs.append(run)
         self._places[run] = place
+        return run
+
+    def start_host(self, place: int | None, *more: str) -> Run:
+        """Start an agent and wait until it serves the store, so that no later one does."""
+        run = self.start(place, *more)
+        self.wait_event(run, events.StoreConnected)
+        assert self.host() is run
         return run
 
     def start_again(self, run: Run) -> Run:
@@ -186,8 +195,9 @@ def job(
     """A job that meets on the loopback over c10d, with no agent yet."""
     port = port or free_port()
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", rdzv_id)
+    patience = ("--ft-set", "rdzv.lost_after=20")  # the machine may do much else; a test of it has its own
     with ExitStack() as stack:
-        yield Job(directory, (*meeting, *options), script, port, stack)
+        yield Job(directory, (*meeting, *patience, *options), script, port, stack)
 
 
 def free_port() -> int:

@@ -28,6 +28,7 @@ def say(what: str, **more: object) -> None:
         "pid": os.getpid(),
         "rank": int(os.environ["RANK"]),
         "local_rank": int(os.environ["LOCAL_RANK"]),
+        "place": int(os.environ.get("PLACE", -1)),
         "group": int(os.environ["GROUP_RANK"]),
         "world": int(os.environ["WORLD_SIZE"]),
         "restart": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),

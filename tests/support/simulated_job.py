@@ -22,10 +22,10 @@ from ftrun.launcher.messages import Agent, JobPlan, Publication, StopKind, Verdi
 from ftrun.launcher.node_state import Cause, Graces, Phase
 from ftrun.launcher.policy import is_counted
 from ftrun.launcher.quorum import Rules, plan_of
-from ftrun.launcher.rendezvous import advance, begin
+from ftrun.launcher.rendezvous import IllegalEvent, advance, begin
 from ftrun.launcher.rounds import Offer
 from ftrun.monitor import events, liveness
-from ftrun.monitor.incident import Evidence, RankExit
+from ftrun.monitor.incident import Ailment, Evidence, RankExit
 from tests.support.simulated_store import (
     KEEP_ALIVE_S,
     LOST_AFTER_S,
@@ -60,6 +60,7 @@ class Kind(Enum):
     EXCLUDE = "a script asks that its node be left out"
     ADD = "another node comes"
     APART = "a node cannot reach where the workers of the round meet"
+    SICK = "the health checks of a node fail for a while"
     STUBBORN = "the workers of a node act on nothing but SIGKILL for a while"
     STUCK = "a worker of a node survives SIGKILL"
     MOVE = "the host agent is killed, and another node takes over its address after a while"
@@ -146,6 +147,8 @@ class Training:
     """Epoch of its store, and sequence number."""
     plan: JobPlan
     started: set[str] = field(default_factory=set)
+    finished: set[str] = field(default_factory=set)
+    """Agents whose ranks all ended well, by themselves."""
     whole_since: float | None = None
     broken_at: float | None = None
     has_progressed: bool = False
@@ -182,6 +185,9 @@ class SimulatedAgent:
         self.is_alive = True
         self.is_paused = False
         self.is_stubborn = False
+        self.ailments: tuple[Ailment, ...] = ()
+        self.sentence: node_state.Sentenced | None = None
+        """What it heard first of the end of the job, or of its part in it."""
         self.has_stuck = False
         self.failing_starts = 0
         self.has_saved = False
@@ -201,13 +207,9 @@ class SimulatedAgent:
 
     @property
     def is_running(self) -> bool:
-        """Its ranks run, as far as it knows, and it can act on what it hears."""
-        return self.is_alive and not self.line.is_frozen and self.state.phase is Phase.RUNNING
-
-    def has_finished(self, training: Training) -> bool:
-        """All its ranks of this round ended well, by themselves."""
-        codes = [worker.exit_code for worker in self.workers.values()]
-        return self.training is training and bool(codes) and not any(code != 0 for code in codes)
+        """Its ranks run, as far as it knows, and it could act if it knew better."""
+        stands_still = self.is_paused or self.line.is_frozen
+        return self.is_alive and not stands_still and self.state.phase is Phase.RUNNING
 
     def _record(self, event: events.Event, durable: bool = False) -> None:
         self.job.tell(self.agent.incarnation, event)
@@ -256,6 +258,8 @@ class SimulatedAgent:
             self.job.timeline.at(self._wake_at, self._turn)
 
     def _hear(self, event: node_state.Event) -> None:
+        if isinstance(event, node_state.Sentenced) and self.sentence is None:
+            self.sentence = event
         if isinstance(event, node_state.Ordered) and event.order.kind is StopKind.STALL:
             is_meant = self.state.phase is Phase.RUNNING and event.sequence == self.state.sequence - 1
             if is_meant:
@@ -321,7 +325,7 @@ class SimulatedAgent:
                 case node_state.Kill():
                     self._kill_workers()
                 case node_state.JoinNext():
-                    self.membership.join(self.state, self._close_round())
+                    self.membership.join(self.state, self._close_round(), self.ailments)
                 case node_state.Reconnect():
                     self.membership.connect()
                 case node_state.Depart():
@@ -361,6 +365,8 @@ class SimulatedAgent:
                 hang=self._hang,
                 start_failure=self.state.start_failure,
                 unreachable=self.state.unreachable,
+                unhealthy=self.state.unhealthy,
+                health=self.ailments,
             )
         return self._evidence
 
@@ -378,6 +384,8 @@ class SimulatedAgent:
             worker.exit_code = exit_code
             if self.training is not None:
                 self.job.note_end(self.training)
+                if all(one.exit_code == 0 for one in self.workers.values()):
+                    self.training.finished.add(self.agent.incarnation)
             self.wake()
 
     def _ask(self, signum: int) -> None:
@@ -459,9 +467,13 @@ class SimulatedJob:
 
     @property
     def living(self) -> list[SimulatedAgent]:
-        """In the order of their start, the host agent's node first."""
-        alive = [one for one in self.agents if one.is_alive]
-        return sorted(alive, key=lambda one: one.agent.node != self.endpoint.node)
+        """In the order of their nodes' names, the host agent's first."""
+        return sorted(
+            (one for one in self.agents if one.is_alive), key=lambda one: self._place(one.agent.node)
+        )
+
+    def _place(self, node: str) -> tuple[bool, int]:
+        return node != self.endpoint.node, int(node[1:])
 
     @property
     def plans(self) -> list[JobPlan]:
@@ -512,7 +524,7 @@ class SimulatedJob:
         """
         try:
             self._play(faults, limit_s)
-        except Exception as error:
+        except (AssertionError, IllegalEvent, LookupError, ValueError) as error:
             raise AssertionError(f"{error!r}\n{self.setting}\n{list(faults)}\n{self.account()}") from error
         return self
 
@@ -560,7 +572,7 @@ class SimulatedJob:
         return max([self.setting.nodes - 1, *(int(node[1:]) for node in self.lines)]) + 1
 
     def _restart(self, fault: Fault) -> None:
-        nodes = sorted(self.lines, key=lambda node: (node != self.endpoint.node, node))
+        nodes = sorted(self.lines, key=self._place)
         if nodes:
             node = nodes[fault.place % len(nodes)]
             for one in self.living:
@@ -602,6 +614,10 @@ class SimulatedJob:
                 agent.do(lambda: agent.advance(node_state.StopRequested(93, "asked")))
             case Kind.EXCLUDE:
                 agent.do(lambda: agent.advance(node_state.StopRequested(94, "bad", is_for_node=True)))
+            case Kind.SICK:
+                agent.ailments = (Ailment("gpu.lost", "gpu 0", "it does not answer", is_fatal=True),)
+                agent.do(lambda: self._find_sick(agent))
+                self._later(fault.value_s, lambda: setattr(agent, "ailments", ()))
             case Kind.APART:
                 agent.do(lambda: self._set_apart(agent))
             case Kind.STUBBORN:
@@ -609,6 +625,10 @@ class SimulatedJob:
                 self._later(fault.value_s, lambda: setattr(agent, "is_stubborn", False))
             case Kind.STUCK:
                 agent.has_stuck = bool(agent.workers)
+
+    def _find_sick(self, agent: SimulatedAgent) -> None:
+        if agent.state.phase is Phase.RUNNING:
+            agent.advance(node_state.Unhealthy("gpu 0 does not answer"))
 
     def _set_apart(self, agent: SimulatedAgent) -> None:
         if agent.state.phase is Phase.RUNNING:
@@ -741,7 +761,7 @@ class SimulatedJob:
             assert all(memory.restart_count <= plan.memory.restart_count for memory in earlier), "forgotten"
 
     def check_worlds(self) -> None:
-        """There are never two complete worlds."""
+        """There are never two complete worlds, but for the moment in which the loss of a store is noticed."""
         complete = {}
         for agent in self.agents:
             training = agent.training
@@ -751,10 +771,18 @@ class SimulatedJob:
         whole = [
             name for name, members in complete.items() if len(members) == len(self.trainings[name].plan.seats)
         ]
-        assert len(whole) <= 1, f"two complete worlds: {whole}"
+        if len(whole) > 1:
+            epochs = {epoch for epoch, _ in whole}
+            gone = [store for store in self.endpoint.stores if store.epoch in epochs and not store.is_up]
+            seen = [store for store in gone if self.timeline.now < store.down_at + LOST_AFTER_S]
+            assert len(epochs) == len(whole), f"two complete worlds of one host agent: {whole}"
+            assert len(seen) >= len(whole) - 1, f"two complete worlds: {whole}"
 
     def _check_end(self) -> None:
         """All who learnt of a verdict of one host agent end with it, and success is the whole world's."""
+        for one in self.agents:
+            if one.sentence is not None and one.state.phase is Phase.ENDED and one.state.ending is None:
+                assert one.state.exit_code == one.sentence.exit_code, "ended otherwise than it had heard"
         for store in self.endpoint.stores:
             verdicts = [one for one in store.plans.values() if isinstance(one, Verdict)]
             assert len(verdicts) <= 1
@@ -762,13 +790,8 @@ class SimulatedJob:
                 self._check_verdict(store.epoch, verdict)
 
     def _check_verdict(self, epoch: str, verdict: Verdict) -> None:
-        for one in self.agents:
-            state = one.state
-            if one.membership.verdict == verdict and state.phase is Phase.ENDED and state.ending is None:
-                assert state.exit_code == verdict.exit_code
         last = max((name[1] for name in self.trainings if name[0] == epoch), default=None)
         if verdict.exit_code == 0 and last is not None:
             training = self.trainings[(epoch, last)]
             seated = {seat.agent.incarnation for seat in training.plan.seats}
-            finished = {one.agent.incarnation for one in self.agents if one.has_finished(training)}
-            assert seated <= finished, "success is not that of all nodes"
+            assert seated <= training.finished, "success is not that of all nodes"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ftrun.launcher import exchange as ex
-from ftrun.launcher.messages import Agent, Hello, JobPlan, Message, Publication, StopOrder
+from ftrun.launcher.messages import Agent, Hello, JobPlan, Message, Publication, StopOrder, Verdict
 
 KEEP_ALIVE_S = 1.0
 LOST_AFTER_S = 5.0
@@ -71,6 +71,7 @@ class Store:
     hello: Hello
     host: SimulatedExchange
     is_up: bool = True
+    down_at: float = 0.0
     open: int = 0
     plans: dict[int, Publication] = field(default_factory=dict)
     stops: dict[int, StopOrder] = field(default_factory=dict)
@@ -165,7 +166,9 @@ class SimulatedExchange:
         self._beat_at = self._reply_at = self._timeline.now
         store.clients.append(self)
         store.beats[self._agent.incarnation] = store.beats.get(self._agent.incarnation, 0) + 1
-        self._post(ex.Connected(store.hello, store.open, is_host=store.host is self))
+        last = store.plans.get(store.open - 1)
+        plan = last if isinstance(last, JobPlan) else None
+        self._post(ex.Connected(store.hello, store.open, is_host=store.host is self, plan=plan))
         self._timeline.after(KEEP_ALIVE_S, lambda: self._tick(generation))
         self.wake_waiter()
 
@@ -178,7 +181,7 @@ class SimulatedExchange:
             return
         store.clients = [client for client in store.clients if client is not self]
         if store.host is self:
-            store.is_up = False
+            store.is_up, store.down_at = False, self._timeline.now
             if self._endpoint.store is store:
                 self._endpoint.store = None
             for client in store.clients:
@@ -238,7 +241,7 @@ class SimulatedExchange:
             assert store is not None
             if not self._has_plan and self._cursor in store.plans:
                 publication = store.plans[self._cursor]
-                self._has_plan, self._is_over = True, not isinstance(publication, JobPlan)
+                self._has_plan, self._is_over = True, isinstance(publication, Verdict)
                 self._post(ex.Published(self._cursor, publication))
             elif self._has_plan and self._cursor in store.stops:
                 self._post(ex.Stopped(self._cursor, store.stops[self._cursor]))
@@ -303,7 +306,7 @@ class SimulatedExchange:
         if sequence > 0:
             store.stops.setdefault(sequence - 1, ex.over(self._agent))
         store.plans[sequence] = publication
-        store.open = sequence + isinstance(publication, JobPlan)
+        store.open = sequence + (not isinstance(publication, Verdict))
         store.notify()
 
     def watch_beats(self, agents: Collection[Agent]) -> None:

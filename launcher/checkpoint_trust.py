@@ -1,0 +1,47 @@
+"""The host agent's part in checkpoints: which one a round begins from, and which lose its trust. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftrun.launcher.checkpoint_choice import choose_common, find_blind, trusted
+from ftrun.launcher.checkpoint_quarantine import TrustRules, examine, explain_none_left, mark
+from ftrun.launcher.host_state import Do, HostState, Tell
+from ftrun.launcher.messages import Join, SeenCheckpoint
+from ftrun.monitor import events
+from ftrun.monitor.incident import Incident
+
+_RULES = TrustRules()
+
+
+def doubt(state: HostState, incident: Incident) -> tuple[HostState, Incident, tuple[Do, ...]]:
+    """After a failed round: what is remembered of its checkpoint, the incident as the policy is to see it,
+    and what is to be done about a checkpoint that has lost its trust.
+    """
+    joins = [one.join for one in state.present.values() if one.join is not None]
+    memory, lost = examine(state.memory, incident, joins, _RULES)
+    state = replace(state, memory=memory)
+    if lost is None:
+        return state, incident, ()
+    checkpoint = lost.checkpoint
+    told = Tell(events.CheckpointQuarantined(checkpoint.path, checkpoint.step, lost.reason))
+    return state, mark(incident, lost), (told,)
+
+
+def choose_resume(
+    state: HostState, chosen: Sequence[Join]
+) -> tuple[SeenCheckpoint | None, str, tuple[Do, ...]]:
+    """What a round of these nodes begins from; why it must not begin from nothing, if so; what is told."""
+    quarantined = state.memory.quarantined
+    seen = {
+        join.agent.node: trusted(join.checkpoints, quarantined) for join in chosen if join.has_checkpoint_dir
+    }
+    resume = choose_common(list(seen.values()))
+    newest, blind = find_blind(seen)
+    told: tuple[Do, ...] = ()
+    if newest is not None and (resume is None or newest.path != resume.path):
+        reason = f"it is not seen by {', '.join(blind)}; all nodes of a round begin from the same one"
+        told = (Tell(events.CheckpointSkipped(newest.path, reason)),)
+    obstacle = explain_none_left(state.memory, chosen, _RULES) if resume is None else ""
+    return resume, obstacle, told

@@ -1,0 +1,209 @@
+"""What a node's health checks say over the whole job: what has changed, what is fatal, and for whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from ftrun.healthchecks.result import Result, Status
+from ftrun.launcher.message_bounds import MAX_AILMENTS, shorten_ailment
+from ftrun.monitor.events import HealthChanged
+from ftrun.monitor.hardware import RECENT_S
+from ftrun.monitor.incident import Ailment
+
+STOPPING_CHECKS = frozenset({"gpu.lost", "gpu.reset", "gpu.ecc"})
+"""Checks whose failure on a GPU that a worker uses ends a round that runs: nothing can be computed there any
+more, or not correctly. For anything else a job that makes progress is worth more than what might come."""
+_TO_CONFIRM = 2
+"""Checks in a row that must agree on that: one reading may be wrong, and nothing is worse than ending a
+healthy job."""
+_WELL = (Status.HEALTHY, Status.SKIPPED)
+_XID = "gpu.xid"
+_GRAVEST_FIRST = (Status.UNHEALTHY, Status.UNKNOWN, Status.DEGRADED, Status.HEALTHY, Status.SKIPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a check says of a subject."""
+
+    result: Result
+    since: float
+    """When it was first found so: the same status with the same words (CLOCK_MONOTONIC, seconds)."""
+    status_since: float
+    """When it was first found with this status."""
+    times: int = 1
+    """Checks in a row that gave this status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What all checks said last. Replaced, never changed in place."""
+
+    entries: Mapping[tuple[str, str], Entry] = field(default_factory=dict)
+    """By check and kind and name of the subject."""
+    devices: tuple[str, ...] | None = None
+    """UUIDs of the GPUs that CUDA numbers 0, 1, ..; None if that is not known."""
+    slot_count: int = 0
+    """Workers of the node if no GPU is left out; worker k uses the GPU with number k."""
+    slots: tuple[int, ...] = ()
+    """Those of the round's workers, by local rank."""
+
+
+def take_in(chart: Chart, results: Iterable[Result], now: float) -> tuple[Chart, tuple[HealthChanged, ...]]:
+    """The chart after one more check, and what is to be journalled of it: one event per change.
+
+    A check that was not made this time still says what it did. To be well and not to be checkable are one.
+    """
+    entries = dict(chart.entries)
+    changes = []
+    for result in _gravest(results):
+        key = _key(result)
+        before = entries.get(key)
+        entries[key] = _follow(before, result, now)
+        if _is_change(before, result):
+            changes.append(_change(before, result))
+    return replace(chart, entries=entries), tuple(changes)
+
+
+def _key(result: Result) -> tuple[str, str]:
+    # The index of a GPU may change, or not be known any more.
+    return result.check, f"{result.subject.kind} {result.subject.name}"
+
+
+def _gravest(results: Iterable[Result]) -> list[Result]:
+    """One per check and subject."""
+    found: dict[tuple[str, str], Result] = {}
+    for result in results:
+        key = _key(result)
+        other = found.get(key)
+        if other is None or _gravity(result) < _gravity(other):
+            found[key] = result
+    return list(found.values())
+
+
+def _gravity(result: Result) -> int:
+    return _GRAVEST_FIRST.index(result.status)
+
+
+def _follow(before: Entry | None, result: Result, now: float) -> Entry:
+    if before is None or before.result.status is not result.status:
+        return Entry(result, now, now)
+    is_same = before.result.observed == result.observed
+    return Entry(result, before.since if is_same else now, before.status_since, before.times + 1)
+
+
+def _is_change(before: Entry | None, result: Result) -> bool:
+    if result.status in _WELL:
+        return before is not None and before.result.status not in _WELL
+    return before is None or before.result.status is not result.status
+
+
+def _change(before: Entry | None, result: Result) -> HealthChanged:
+    return HealthChanged(
+        result.check,
+        str(result.subject),
+        result.status.value,
+        before.result.status.value if before is not None else "",
+        result.observed,
+        result.expected,
+        result.remedy,
+        result.is_persistent,
+    )
+
+
+def find_fatal(chart: Chart) -> tuple[Ailment, ...]:
+    """Why this node should not take part in a round with all its slots; a few only."""
+    return tuple(_ailment(chart, entry, entry.since) for entry in _fatal(chart)[:MAX_AILMENTS])
+
+
+def find_sick_slots(chart: Chart) -> frozenset[int] | None:
+    """Slots whose GPU is to blame for all that is fatal; None if something else is, too."""
+    slots = [_slots_on(chart, entry.result) for entry in _fatal(chart)]
+    return frozenset(chain.from_iterable(slots)) if all(slots) else None
+
+
+def _fatal(chart: Chart) -> list[Entry]:
+    return [entry for entry in chart.entries.values() if entry.result.status is Status.UNHEALTHY]
+
+
+def find_ailments(chart: Chart, ended_at: float) -> tuple[Ailment, ...]:
+    """What was wrong when a round began to end (CLOCK_MONOTONIC, seconds), the gravest first; a few only.
+
+    Errors that the driver reported for a GPU are among them whatever they mean for it.
+    """
+    entries = chart.entries.values()
+    found = [one for one in entries if _is_worth_telling(one, ended_at) and not _is_left_out(chart, one)]
+    found.sort(key=lambda entry: (_gravity(entry.result), -len(_ranks(chart, entry.result)), -entry.since))
+    return tuple(_ailment(chart, entry, ended_at) for entry in found[:MAX_AILMENTS])
+
+
+def _is_worth_telling(entry: Entry, ended_at: float) -> bool:
+    result = entry.result
+    if result.status is Status.UNHEALTHY:
+        return True
+    is_xid = result.check == _XID and result.observed.startswith("Xid ")
+    is_recent = ended_at - entry.since <= RECENT_S
+    return is_recent and (result.status is Status.DEGRADED or is_xid) and not result.is_persistent
+
+
+def _is_left_out(chart: Chart, entry: Entry) -> bool:
+    """It is about a GPU without which the round began."""
+    return bool(_slots_on(chart, entry.result)) and not _ranks(chart, entry.result)
+
+
+def find_reason_to_stop(chart: Chart, began_at: float) -> str:
+    """Why the workers that run since `began_at` cannot go on, as a sentence; "" if there is no proof of that.
+
+    What was known before has not kept the node out of the round, and so does not end it either.
+    """
+    for entry in chart.entries.values():
+        ranks = _stopped_ranks(chart, entry, began_at)
+        if ranks and entry.times >= _TO_CONFIRM:
+            whose = f"local rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            result = entry.result
+            return f"the GPU of {whose} failed: {result.subject}: {result.observed} ({result.check})"
+    return ""
+
+
+def needs_second_look(chart: Chart, began_at: float) -> bool:
+    """Whether the next check is wanted soon, because it may be the proof."""
+    return any(
+        _stopped_ranks(chart, entry, began_at) and entry.times < _TO_CONFIRM
+        for entry in chart.entries.values()
+    )
+
+
+def _stopped_ranks(chart: Chart, entry: Entry, began_at: float) -> tuple[int, ...]:
+    is_bad = entry.result.check in STOPPING_CHECKS and entry.result.status is Status.UNHEALTHY
+    return _ranks(chart, entry.result) if is_bad and entry.status_since >= began_at else ()
+
+
+def _ranks(chart: Chart, result: Result) -> tuple[int, ...]:
+    """Local ranks of the round's workers on the GPU."""
+    slots = _slots_on(chart, result)
+    return tuple(rank for rank, slot in enumerate(chart.slots) if slot in slots)
+
+
+def _slots_on(chart: Chart, result: Result) -> tuple[int, ...]:
+    devices: Sequence[str] = chart.devices or ()
+    if result.subject.kind not in ("gpu", "nvlink") or not devices:
+        return ()
+    return tuple(
+        slot for slot in range(chart.slot_count) if devices[slot % len(devices)] == result.subject.name
+    )
+
+
+def _ailment(chart: Chart, entry: Entry, ended_at: float) -> Ailment:
+    result = entry.result
+    return shorten_ailment(
+        Ailment(
+            result.check,
+            str(result.subject),
+            result.observed,
+            result.remedy,
+            _ranks(chart, result),
+            is_fatal=result.status is Status.UNHEALTHY,
+            age_s=ended_at - entry.since,
+        )
+    )

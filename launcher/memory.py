@@ -1,0 +1,35 @@
+"""What a job remembers when those meet who were cut off from each other. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftrun.launcher.messages import Memory
+
+
+def combine(base: Memory, other: Memory) -> Memory:
+    """`base`, in which nothing that only grows is less than in `other`.
+
+    That is counters, history, excluded nodes and quarantined checkpoints; the longer history counts.
+    """
+    if (
+        base.round_number >= other.round_number
+        and base.restart_count >= other.restart_count
+        and len(base.history) >= len(other.history)
+        and set(base.excluded) >= set(other.excluded)
+        and set(base.quarantined) >= set(other.quarantined)
+    ):
+        return base
+    return replace(
+        base,
+        round_number=max(base.round_number, other.round_number),
+        restart_count=max(base.restart_count, other.restart_count),
+        history=max(base.history, other.history, key=len),
+        excluded=tuple(dict.fromkeys((*other.excluded, *base.excluded))),
+        quarantined=tuple(dict.fromkeys((*other.quarantined, *base.quarantined))),
+    )
+
+
+def brief(memory: Memory) -> Memory:
+    """For a host agent that has published this memory itself: which round it is of, without what grows."""
+    return Memory(round_number=memory.round_number, restart_count=memory.restart_count)

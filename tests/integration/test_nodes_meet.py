@@ -1,0 +1,132 @@
+"""How the agents of a job find each other, in which order they stand, and who is turned away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from ftrun.monitor import events
+from ftrun.monitor.journal import read
+from tests.support.nodes import DEADLINE_S, WORKER, ended, free_port, job, seconds_since
+from tests.support.run import start
+
+WORKS = "work_until('end')"
+AT_ONCE_S = 10.0
+"""Bound for what waits for nothing, on a busy machine."""
+JOB_A = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
+SLURM = [{**JOB_A, "SLURM_PROCID": str(place)} for place in range(2)]
+KUBERNETES = [{"JOB_COMPLETION_INDEX": str(place), "HOSTNAME": f"train-{place}-ab1cd"} for place in range(2)]
+
+
+def test_other_jobs_are_refused_and_the_same_id_can_be_used_again(tmp_path: Path) -> None:
+    """Another id and other arguments end with 95, told on both sides; who waits is not disturbed."""
+    with job(tmp_path, "--nnodes", "2", script=(WORKER, WORKS)) as this:
+        first = this.start_host(0)
+        strangers = [
+            this.start(1, "--rdzv-id", "another"),
+            this.start(1, script=(WORKER, "say('not the same')")),
+        ]
+        assert this.codes(*strangers) == [95, 95], this.account()
+        reasons = [ended(one).reason for one in strangers]
+        assert '"another"' in reasons[0]
+        assert '"j"' in reasons[0]
+        assert "same_arguments" in reasons[1]
+        this.wait_event(first, events.NodeRefused, 2)
+        assert sorted(one.reason for one in first.events(events.NodeRefused)) == sorted(reasons)
+        assert this.said("began") == []
+        this.release("end")
+        second = this.start(1)
+        assert this.codes(first, second) == [0, 0], this.account()
+        again = [this.start(0), this.start(1)]
+        assert this.codes(*again) == [0, 0], this.account()
+        assert [one.restart for one in this.said("began")] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("variables", "run_id"), [(SLURM, "4711"), (KUBERNETES, "train")])
+def test_scheduler_gives_order_and_id(tmp_path: Path, variables: list[dict[str, str]], run_id: str) -> None:
+    """Ranks follow the scheduler's numbers, not who came first; journals lie side by side."""
+    shared = {"PET_FT_RUN_DIR": str(tmp_path / "shared")}
+    with job(tmp_path, "--nnodes", "2", script=(WORKER, WORKS), rdzv_id="none") as this:
+        this.start(None, environment={**variables[1], **shared, "PLACE": "1"})
+        this.start(None, environment={**variables[0], **shared, "PLACE": "0"})
+        began = this.wait_said("began", 2)
+        this.release("end")
+        assert this.codes() == [0, 0], this.account()
+        assert {one.run_id for one in began} == {run_id}
+        assert all(one.place == one.group for one in began)
+        journals = sorted((tmp_path / "shared").glob("*.jsonl"))
+        assert len(journals) == 2
+        nodes = {path.stem: [record.event for record in read(path)] for path in journals}
+        closed = [
+            event for found in nodes.values() for event in found if isinstance(event, events.RoundClosed)
+        ]
+        assert len(closed) == 2
+        assert closed[0] == closed[1]
+        assert set(closed[0].nodes) == set(nodes)
+
+
+def test_static_rendezvous_keeps_the_order_and_restarts_all_nodes(tmp_path: Path) -> None:
+    """--node-rank, --master-addr and --master-port as under torchrun; a wait ends at once when told to."""
+    options = (
+        "--nnodes",
+        "2",
+        "--rdzv-backend",
+        "static",
+        "--rdzv-endpoint",
+        "",
+        "--master-addr",
+        "127.0.0.1",
+    )
+    code = "if group == 1 and restart_count == 0: sys.exit(3)\nwork_until('end')"
+    with job(tmp_path, *options, script=(WORKER, code)) as this:
+        port = ("--master-port", str(this.port))
+        waits = this.start(1, *port)
+        [awaited, *_] = this.wait_event(waits, events.StoreAwaited)
+        assert "no host agent there yet" in awaited.reason
+        waits.send(signal.SIGINT)
+        told_at = time.monotonic()
+        assert this.codes(waits) == [130], this.account()
+        assert seconds_since(told_at) < AT_ONCE_S
+        this.start(1, *port)
+        this.start(0, *port)
+        again = this.wait_said("works", 2, restart=1)
+        assert len({one.master for one in again}) == 1
+        this.release("end")
+        assert this.codes(*this.runs[1:]) == [0, 0], this.account()
+        placed = {(one.rank, one.group, one.place) for one in this.said("began")}
+        assert placed == {(0, 0, 0), (1, 1, 1)}
+
+
+def test_foreign_listener_on_the_endpoint_is_named(tmp_path: Path) -> None:
+    """The wait is visible within seconds, and over as soon as the port is free."""
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as foreign:
+        options = ("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0")
+        with job(tmp_path, *options, script=(WORKER, "pass"), port=port) as this:
+            run = this.start(0)
+            [awaited, *_] = this.wait_event(run, events.StoreAwaited)
+            assert "does not answer as a torch TCPStore" in awaited.reason
+            assert f"pid {os.getpid()}" in awaited.reason
+            this.wait_until(lambda: awaited.reason in run.stderr, "the reason on the terminal")
+            foreign.close()
+            assert this.codes() == [0], this.account()
+
+
+def test_name_that_does_not_resolve_is_a_visible_wait(tmp_path: Path) -> None:
+    """The reason and the deadline are shown, and SIGINT ends the wait at once."""
+    endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "nosuchhost.invalid:29400", "--rdzv-id", "j")
+    with start(tmp_path, "--nnodes", "2", *endpoint, WORKER, WORKS) as run:
+        [awaited, *_] = run.wait_for_event(events.StoreAwaited, timeout_s=DEADLINE_S)
+        assert "cannot resolve nosuchhost.invalid" in awaited.reason
+        assert 0 < awaited.remaining_s <= 600
+        run.wait_until(lambda: awaited.reason in run.stderr, "the reason on the terminal")
+        told_at = time.monotonic()
+        run.send(signal.SIGINT)
+        assert run.wait() == 130
+        assert seconds_since(told_at) < AT_ONCE_S
+        assert run.living() == {}

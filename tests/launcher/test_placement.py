@@ -1,0 +1,35 @@
+"""What the workers of a node see when some of its GPUs are left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftrun.launcher.environment import virtual_local_rank
+from ftrun.launcher.placement import Placement, place
+
+FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
+
+
+@pytest.mark.parametrize(
+    ("slot_count", "left_out", "devices", "expected"),
+    [
+        (4, (), FOUR, Placement((0, 1, 2, 3))),
+        (2, (), (), Placement((0, 1))),
+        (4, (1,), FOUR, Placement((0, 2, 3), {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-c,GPU-d"})),
+        (2, (0,), FOUR, Placement((1,), {"CUDA_VISIBLE_DEVICES": "GPU-b"})),
+        (4, (0, 2), FOUR[:2], Placement((1, 3), {"CUDA_VISIBLE_DEVICES": "GPU-b"})),
+    ],
+    ids=["all", "GPUs not known", "one of four", "GPUs of no worker", "two workers on each"],
+)
+def test_workers_see_the_gpus_of_their_slots(
+    slot_count: int, left_out: tuple[int, ...], devices: tuple[str, ...], expected: Placement
+) -> None:
+    """Local rank k uses the k-th GPU that it sees, as ever."""
+    assert place(slot_count, frozenset(left_out), devices) == expected
+
+
+def test_virtual_local_rank_has_the_gpu_of_its_slot() -> None:
+    """Each worker sees its own GPU only, whatever the job's list was."""
+    placement = place(4, frozenset({1}), FOUR)
+    seen = [virtual_local_rank({**placement.environment}, rank) for rank in range(3)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in seen] == ["GPU-a", "GPU-c", "GPU-d"]
