@@ -124,9 +124,9 @@ class Checkpoints:
     def _look(
         self, disk: Disk, limit: int, avoided: frozenset[str], share: Share, progress: _Progress
     ) -> None:
-        found = search(self.directory, self._max_depth, disk)
-        progress.skipped += found.skipped
-        for candidate in order_newest_first(found.candidates):
+        candidates, unreadable = search(self.directory, self._max_depth, disk)
+        progress.skipped += unreadable
+        for candidate in order_newest_first(candidates):
             if len(progress.seen) == limit:
                 break
             judged = judge(candidate, disk)

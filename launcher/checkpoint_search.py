@@ -48,16 +48,15 @@ class Tracker:
 
 
 @dataclass(slots=True)
-class Found:
+class _Found:
     """What a search has come upon so far."""
 
-    candidates: list[Candidate] = field(default_factory=list)
-    """Directories, in the order in which they were met."""
+    directories: list[Candidate] = field(default_factory=list)
     skipped: list[SkippedCheckpoint] = field(default_factory=list)
     places: set[tuple[int, int]] = field(default_factory=set)
     """Device and inode of each candidate: there may be many links to one."""
     last_written: list[Path] = field(default_factory=list)
-    """Of each of them, its commit file, else the directory."""
+    """Of each of those, its commit file, else the directory itself."""
     files: list[Candidate] = field(default_factory=list)
     """Single files with a step."""
     stepless: list[Path] = field(default_factory=list)
@@ -67,13 +66,15 @@ class Found:
     trackers: dict[Path, Tracker] = field(default_factory=dict)
 
 
-def search(directory: Path, max_depth: int, disk: Disk) -> Found:
-    """Candidates among `directory` and what is up to `max_depth` levels below it, in no order.
+def search(directory: Path, max_depth: int, disk: Disk) -> tuple[list[Candidate], list[SkippedCheckpoint]]:
+    """Candidates among `directory` and what is up to `max_depth` levels below it, and what is unreadable.
+
+    Both in no order.
 
     Raises:
         TooSlowError: the deadline came first.
     """
-    found, level = Found(), [directory]
+    found, level = _Found(), [directory]
     for depth in range(max_depth + 1):
         below: list[Path] = []
         for path, listing in zip(level, disk.read_directories(level), strict=True):
@@ -84,18 +85,20 @@ def search(directory: Path, max_depth: int, disk: Disk) -> Found:
             elif listing.stamp not in found.places:
                 below += _look_into(listing, depth, found, disk)
         level = below
-    found.candidates = list(_dated(found, disk)) + found.files
-    found.candidates += _local_candidates(found)
-    found.candidates = list(_compare_ranks(found.candidates))
-    if any(one.form not in (Form.FILE, Form.UNMARKED) for one in found.candidates):
+    return _candidates(found, disk), found.skipped
+
+
+def _candidates(found: _Found, disk: Disk) -> list[Candidate]:
+    directories = [*_dated(found, disk), *_local_candidates(found)]
+    if any(one.form is not Form.UNMARKED for one in directories):
         # Files beside checkpoint directories are something else: exported weights, a tokenizer.
-        found.candidates = [one for one in found.candidates if one.form is not Form.FILE]
-    elif all(one.step is None for one in found.candidates):
-        found.candidates += _file_candidates(found, found.stepless, [None] * len(found.stepless), disk)
-    return found
+        return list(_compare_ranks(directories))
+    if found.files:
+        return [*directories, *found.files]
+    return [*directories, *_file_candidates(found, found.stepless, [None] * len(found.stepless), disk)]
 
 
-def _look_into(listing: Listing, depth: int, found: Found, disk: Disk) -> Iterator[Path]:
+def _look_into(listing: Listing, depth: int, found: _Found, disk: Disk) -> Iterator[Path]:
     """Note what the directory is; yields the directories in it that are to be looked into."""
     if any(_LOCAL_FILE.fullmatch(name) for name in listing.files):
         found.local.setdefault(listing.path.parent, []).append(listing)
@@ -108,7 +111,7 @@ def _look_into(listing: Listing, depth: int, found: Found, disk: Disk) -> Iterat
         candidate = None
     if candidate is not None:
         found.places.add(listing.stamp)
-        found.candidates.append(candidate)
+        found.directories.append(candidate)
         found.last_written.append(listing.path / next((n for n in COMMIT_FILES if n in listing.files), ""))
     else:
         _note_files(listing, found, disk)
@@ -154,9 +157,9 @@ def _is_rank_file(name: str) -> bool:
     return name.endswith(ZIP_SUFFIXES) and rank_of(name) is not None
 
 
-def _dated(found: Found, disk: Disk) -> Iterator[Candidate]:
+def _dated(found: _Found, disk: Disk) -> Iterator[Candidate]:
     """Directories with the times of what is written last in them; a thousand may have to be asked for."""
-    for candidate, stamp in zip(found.candidates, disk.stamps(found.last_written), strict=True):
+    for candidate, stamp in zip(found.directories, disk.stamps(found.last_written), strict=True):
         yield replace(candidate, saved_ns=stamp.mtime_ns if isinstance(stamp, Stamp) else 0)
 
 
@@ -169,7 +172,7 @@ def _read_tracker(directory: Path, name: str) -> Tracker | None:
     return Tracker(name, text) if text else None
 
 
-def _note_files(listing: Listing, found: Found, disk: Disk) -> None:
+def _note_files(listing: Listing, found: _Found, disk: Disk) -> None:
     """Files that may be checkpoints by themselves."""
     wanted = [
         listing.path / name
@@ -192,7 +195,7 @@ def _step_inside(path: Path, stamp: Stamp | OSError, disk: Disk) -> int | None:
 
 
 def _file_candidates(
-    found: Found, paths: Sequence[Path], steps: Sequence[int | None], disk: Disk
+    found: _Found, paths: Sequence[Path], steps: Sequence[int | None], disk: Disk
 ) -> Iterator[Candidate]:
     for path, step, stamp in zip(paths, steps, disk.stamps(paths), strict=True):
         if isinstance(stamp, OSError):
@@ -203,7 +206,7 @@ def _file_candidates(
             yield Candidate(path, step, True, stamp.mtime_ns, Form.FILE)
 
 
-def _local_candidates(found: Found) -> Iterator[Candidate]:
+def _local_candidates(found: _Found) -> Iterator[Candidate]:
     """One for each iteration of each session; finished if all ranks that save here have saved it.
 
     Its path, `iter_0000100` in the directory that holds those of the ranks, is a name and no file: the ranks

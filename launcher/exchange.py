@@ -81,13 +81,20 @@ class Beats:
 
 
 @dataclass(frozen=True, slots=True)
+class StoodStill:
+    """This process, or its machine, has missed keep-alives: the host agent may have given it up."""
+
+
+@dataclass(frozen=True, slots=True)
 class Degraded:
     """Something odd that a person should know; the exchange goes on."""
 
     reason: str
 
 
-Note: TypeAlias = Connected | Waiting | Mismatch | Lost | Published | Stopped | Received | Beats | Degraded
+Note: TypeAlias = (
+    Connected | Waiting | Mismatch | Lost | Published | Stopped | Received | Beats | StoodStill | Degraded
+)
 """What an exchange tells its agent, in the order in which it happened."""
 
 Post: TypeAlias = Callable[[Note], None]

@@ -160,6 +160,10 @@ class Membership:
                     yield self._take_loss(reason)
                 case ex.Mismatch(reason):
                     yield node_state.Sentenced(exit_codes.NO_RENDEZVOUS, reason)
+                case ex.StoodStill():
+                    # Who waits for a plan would never hear that it was given up; to others a stop was sent.
+                    if self._joined is not None:
+                        self._exchange.send(self._joined)
                 case ex.Waiting(reason):
                     left_s = 0.0 if connect_by is None else connect_by - self._clock()
                     self._record(events.StoreAwaited(reason, left_s))

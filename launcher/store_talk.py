@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from ftrun.launcher.exchange import Beats, Connected, Degraded, Published, Received, Stopped
+from ftrun.launcher.exchange import Beats, Connected, Degraded, Published, Received, StoodStill, Stopped
 from ftrun.launcher.message_codec import MessageError, decode_message, decode_publication, decode_stop
 from ftrun.launcher.messages import Agent, JobPlan, Publication, Verdict
 from ftrun.launcher.store_board import KEPT_ROUNDS, Board, unpack
@@ -87,8 +87,11 @@ class Talk:
             while not self._session.ended.is_set():
                 request = self._next_request(beat_at - clock())
                 if clock() >= beat_at:
+                    is_late = clock() > beat_at + self._interval_s
                     beat_at = clock() + self._interval_s
                     board.beat(self._agent.incarnation)
+                    if is_late:
+                        self._session.post(StoodStill())
                     reason = find_loss(board)
                     if reason:
                         self._session.lose(reason)

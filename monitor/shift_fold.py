@@ -80,7 +80,7 @@ class ShiftFold:
     def progress_worker(self, at: float, line: Line) -> None:
         """`worker.progressed`: its first progress of the round."""
         since_s = line.get("since_start_s")
-        script_at = at - since_s if type(since_s) is float and 0 < since_s < at else at
+        script_at = at - since_s if type(since_s) is float and 0 < since_s <= at else at
         if self._script_at is None or script_at > self._script_at:
             self._script_at = script_at
         self._progressed_at = at

@@ -16,7 +16,7 @@ def count_steps(rounds: Sequence[Round]) -> tuple[Work, ...]:
     works: list[Work] = []
     done = 0
     for place, one in enumerate(rounds):
-        base = _base(one, done, is_first=place == 0)
+        base = _base(one, is_first=place == 0)
         counts = [node.shift.steps for node in one.shifts if node.shift.steps is not None]
         steps = max(counts, default=None)
         works.append(Work(done if base is None else base, base is not None, steps, steps))
@@ -32,19 +32,16 @@ def count_steps(rounds: Sequence[Round]) -> tuple[Work, ...]:
     return tuple(works)
 
 
-def _base(one: Round, done: int, is_first: bool) -> int | None:
-    """Steps done before the round; None if nothing tells. `done` is the end of the round before it."""
+def _base(one: Round, is_first: bool) -> int | None:
+    """Steps done before the round; None if nothing tells."""
     if one.resume_step is not None:
         return one.resume_step
     if not one.resume_from:
         if is_first and one.number == 0:
             return _reported_base(one) or 0
-        redone = [
-            node.shift.recovered.steps_redone for node in one.shifts if node.shift.recovered is not None
-        ]
-        known = [steps for steps in redone if steps is not None]
-        if known:
-            return max(0, done - max(known))
+        accounts = [node.shift.recovered for node in one.shifts if node.shift.recovered is not None]
+        if any(account.steps_redone is not None for account in accounts):
+            return 0  # the agent knew where checkpoints would be, and there was none
     return _reported_base(one)
 
 

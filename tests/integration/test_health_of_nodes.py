@@ -40,8 +40,9 @@ def test_spare_takes_the_place_of_a_node_whose_gpu_is_lost(fakes: list[FakeNvml]
     options = ("--nnodes", "2", "--ft-spares", "1", *OFTEN)
     with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
         runs = [this.start(place, environment=fakes[place].environment) for place in range(3)]
-        this.wait_said("works", 2, restart=0)
-        place = 0 if this.host() is runs[1] else 1
+        seated = {one.place for one in this.wait_said("works", 2, restart=0)}
+        this.wait_until(lambda: all(run.events(events.StoreConnected) for run in runs), "the spare is there")
+        place = next(place for place in seated if runs[place] is not this.host())
         fakes[place].set("gpu.0.lost", 1)
         this.wait_said("works", 2, restart=1)
         assert this.codes(runs[place]) == [94], this.account()

@@ -1,4 +1,4 @@
-"""Checksums find what lengths cannot, are read once, and are no evidence where another save came after them."""
+"""Checksums find what lengths cannot, are read once, and say nothing of a later save into the same place."""
 
 from __future__ import annotations
 

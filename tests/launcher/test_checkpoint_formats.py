@@ -1,4 +1,4 @@
-"""Each form of checkpoint is found, is whole when its trainer left it so, and is passed over when it is not."""
+"""Each form of checkpoint is whole when its trainer left it so, and is passed over when it is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look at the checkpoints comes back in time whatever the file system does, and what it says is told once."""
+"""A look at the checkpoints comes back in time whatever the file system does; findings are told once."""
 
 from __future__ import annotations
 

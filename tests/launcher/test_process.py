@@ -283,7 +283,7 @@ def test_stopped_process_is_told_apart() -> None:
 
 
 def test_children_of_other_threads_belong_to_no_round() -> None:
-    """Health checks start theirs on threads: the sweep of a round cannot know all of them, and spares them."""
+    """Health checks start theirs on threads; the sweep of a round cannot know all of them in time."""
     started: list[subprocess.Popen[bytes]] = []
     has_started, is_over = threading.Event(), threading.Event()
 

@@ -28,6 +28,7 @@ from ftrun.launcher.exchange import (
     Mismatch,
     Published,
     Received,
+    StoodStill,
     Stopped,
     Waiting,
 )
@@ -532,3 +533,16 @@ def test_etcd_without_its_package_says_what_to_install() -> None:
     """Before anything is started."""
     with pytest.raises(BackendError, match="pip install python-etcd"):
         Party("a", replace(setting(2379), backend="etcd-v2"))
+
+
+def test_agent_that_has_stood_still_is_told(join: Callable[..., Party], port: int) -> None:
+    """It may have been given up meanwhile, and must say again that it is there."""
+    slept_s = 0.0
+    host = join("a", setting(port))
+    host.connect()
+    sleeper = join("b", setting(port), clock=lambda: time.monotonic() + slept_s)
+    sleeper.connect()
+    host.exchange.watch_beats([sleeper.agent])
+    host.expect(Beats, lambda beats: beats.seen.get(sleeper.agent.incarnation, 0) > 1)
+    slept_s = 60.0
+    assert sleeper.expect(StoodStill) == StoodStill()

@@ -159,9 +159,7 @@ def test_script_that_reports_a_checkpoint_leaves_a_manifest(tmp_path: Path, rank
     page = Page.create()
     environment = {**os.environ, "FTRUN_PAGE": page.path, "RANK": rank}
     command = [sys.executable, "-c", SAVES, str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["1", "False", "True"]
     assert (page.read().checkpoint_step, page.read().checkpoint_path) == (40, str(tmp_path))
     assert f"__{rank}_0.distcp" in read(str(tmp_path / name_of_manifest(int(rank)))).files

@@ -1,4 +1,4 @@
-"""Checkpoints as trainers leave them, real files by torch where torch writes them, and ways to damage them."""
+"""Checkpoints as trainers leave them, by torch itself where torch writes them, and ways to damage them."""
 
 from __future__ import annotations
 
