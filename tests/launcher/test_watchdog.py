@@ -81,7 +81,7 @@ def node() -> Iterator[Node]:
 def look_until(
     watchdog: Watchdog, now: float, end: float, meanwhile: Callable[[], object] = lambda: None
 ) -> tuple[Verdict | None, float]:
-    """Looks when one is wanted, from `now` to `end`: the first verdict or standstill, and when the last look was."""
+    """Looks when one is wanted, from `now` to `end`: the first verdict or standstill, and the last look."""
     while True:
         if verdict := (watchdog.look(now) or watchdog.standstill):
             return verdict, now
