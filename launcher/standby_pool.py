@@ -56,7 +56,10 @@ class StandbyPool:
     @property
     def pids(self) -> set[int]:
         """Process ids of the standbys, which belong to no round."""
-        return {standby.pid for standby in (*self._first, *self._waiting)}
+        return {standby.pid for standby in self._all()}
+
+    def _all(self) -> tuple[Standby, ...]:
+        return *self._first, *self._waiting
 
     def learn(self, modules: Sequence[str]) -> None:
         """Preload `modules` from now on, and torch as before, but nothing that has made trouble."""
@@ -127,8 +130,11 @@ class StandbyPool:
         return None
 
     def read(self, standby: Standby) -> None:
-        """Take what a waiting standby has to say; one that is no good is thrown away."""
-        if standby not in self._waiting:
+        """Take what a waiting standby has to say; one that is no good is thrown away.
+
+        Those of the first round wait too, for other nodes; unread, they would wake the agent again and again.
+        """
+        if standby not in self._all():
             return
         try:
             messages = standby.read()
@@ -144,14 +150,15 @@ class StandbyPool:
 
     def sweep(self) -> None:
         """Throw away standbys that have died."""
-        for standby in [one for one in self._waiting if one.process.poll() is not None]:
+        for standby in [one for one in self._all() if one.process.poll() is not None]:
             self.discard(standby, f"ended with exit code {standby.process.poll()} while it waited")
             self._has_proven_list = False
 
     def discard(self, standby: Standby, reason: str) -> None:
         """Throw `standby` away, taken or waiting."""
-        if standby in self._waiting:
-            self._waiting.remove(standby)
+        for standbys in (self._first, self._waiting):
+            if standby in standbys:
+                standbys.remove(standby)
         self._record(events.StandbyDiscarded(standby.pid, reason))
         self.forget(standby)
         standby.close()
@@ -180,7 +187,7 @@ class StandbyPool:
             for module, error in ready.failed:
                 self._ban(module, f"preloading it failed: {error}")
             self.discard(standby, "some of its modules cannot be imported ahead")
-        else:
+        elif standby.modules:
             standby.ready = ready
             self._has_proven_list = self._has_proven_list or standby.modules == self.modules
             self._record(events.StandbyReadied(standby.pid, ready.preload_s, len(standby.modules)))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
+from ftrun.monitor.goodput import Bucket
 from ftrun.monitor.history import Run
 from ftrun.monitor.report import Report
 
@@ -73,8 +74,7 @@ def _known_without(run: Run) -> dict[str, str]:
 def _figures(one: Report, other: Report) -> Iterator[FigureRow]:
     for name, left, right in zip(_NAMES, _values(one), _values(other), strict=True):
         yield FigureRow(name, left, right)
-    buckets = one.goodput.buckets_s.keys() | other.goodput.buckets_s.keys()
-    for bucket in sorted(buckets):
+    for bucket in (bucket.value for bucket in Bucket if bucket.is_asked_for):
         left, right = _part(one, bucket), _part(other, bucket)
         if left or right:
             yield FigureRow(f"part {bucket}", left, right)

@@ -15,8 +15,9 @@ from ftrun.monitor.history import Incident, Run
 from ftrun.monitor.lines import Line, number, text, texts, whole, wholes
 from ftrun.monitor.report import IncidentRow, incident_row
 
-_BEFORE_S = 5.0
-"""Of what was said before the round began to stop, this much is of interest."""
+_BEFORE_S = 3.0
+_AFTER_S = 1.0
+"""Of what was said before the failure and after the recovery, so much is of interest."""
 _MOST_SAID = 60
 
 _OF_WORKERS = {
@@ -123,9 +124,9 @@ class Wanted:
 def wanted_of(run: Run, incident: Incident) -> tuple[Wanted, ...]:
     """For each life of the run in which the incident's round could have been."""
     after = next((one for one in run.rounds if one.number == incident.next_round), None)
-    until = incident.seen + 2 * _BEFORE_S
+    until = incident.seen + _BEFORE_S
     if after is not None:
-        until = max(until, after.progressed or after.stopped or after.closed) + _BEFORE_S
+        until = (after.progressed or after.stopped or after.closed) + _AFTER_S
     lives = ((node.name, one) for node in run.nodes for one in node.presences)
     return tuple(
         Wanted(

@@ -95,5 +95,7 @@ def _said(detail: Detail, when: When) -> Iterator[str]:
 
 def _file(one: TextFile) -> Iterator[str]:
     yield from wrap(f"{one.what}: {one.path}")
+    if not one.tail:
+        yield "  (empty, or not to be read from here)"
     for line in one.tail:
         yield f"  | {''.join(char if char.isprintable() or char == _TAB else '?' for char in line)}"

@@ -12,8 +12,8 @@ from enum import Enum
 from ftrun.monitor.history import Run
 
 
-class Bucket(Enum):
-    """What a second of a node was spent on."""
+class Bucket(str, Enum):
+    """What a second of a node was spent on. A string too, as which it has a fast hash."""
 
     PRODUCTIVE = "productive"
     REDONE = "redone"
@@ -33,13 +33,16 @@ class Bucket(Enum):
     @property
     def is_active(self) -> bool:
         """All workers of the node are up and training moves."""
-        return self in (Bucket.PRODUCTIVE, Bucket.REDONE, Bucket.CHECKPOINT)
+        return self in _ACTIVE
 
     @property
     def is_asked_for(self) -> bool:
         """The job had a place for the node: its seconds count for goodput."""
-        return self not in (Bucket.SPARE, Bucket.ABSENT)
+        return self not in _NOT_ASKED_FOR
 
+
+_ACTIVE = frozenset({Bucket.PRODUCTIVE, Bucket.REDONE, Bucket.CHECKPOINT})
+_NOT_ASKED_FOR = frozenset({Bucket.SPARE, Bucket.ABSENT})
 
 MEANINGS: Mapping[Bucket, str] = {
     Bucket.PRODUCTIVE: "training steps that counted in the end",
@@ -117,7 +120,7 @@ def make_ledger(run: Run, segments: Mapping[str, Sequence[Segment]]) -> Ledger:
         seconds = dict.fromkeys(Bucket, 0.0)
         for one in of_node:
             seconds[one.bucket] += one.ended - one.began
-            if not one.bucket.is_active and one.bucket.is_asked_for:
+            if one.bucket not in _ACTIVE and one.bucket not in _NOT_ASKED_FOR:
                 down_s += max(0.0, min(one.ended, last) - max(one.began, first))
         by_node[node] = seconds
         for bucket, spent_s in seconds.items():

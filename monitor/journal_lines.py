@@ -11,9 +11,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ftrun.monitor.journal import MAX_LINE_BYTES
+from ftrun.monitor.life_fold import LifeFold
 from ftrun.monitor.lines import Line
+from ftrun.monitor.worker_lines import WORKER_LINES
 
-_CHUNK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 18
 """Decoded at once: a list of lines costs a third of what each by itself does."""
 
 
@@ -30,35 +32,48 @@ class Lines:
 
     def __iter__(self) -> Iterator[Line]:
         self.skipped = 0
-        with self._path.open("rb") as file:
-            for texts in _chunks(iter(lambda: file.read(_CHUNK_BYTES), b"")):
-                yield from self._decode(texts)
-
-    def _decode(self, texts: Sequence[bytes]) -> Sequence[Line]:
-        try:
-            found = json.loads(b"[" + b",".join(texts) + b"]")
-        except (ValueError, RecursionError):
-            found = []
-        if len(found) != len(texts):  # some line is damaged: two halves can even make a whole
-            found = [_decode_one(text) for text in texts]
-        lines = [line for line in found if type(line) is dict]
-        self.skipped += len(texts) - len(lines)
-        return lines
+        for block in _blocks(self._path):
+            lines, skipped = _decode(block)
+            self.skipped += skipped
+            yield from lines
 
 
-def _chunks(blocks: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """Whole lines, without empty ones; one that is too long for a record is cut, so that it is skipped."""
-    rest = b""
-    for block in blocks:
-        lines = (rest + block).split(b"\n")
-        rest = lines.pop()
-        if len(rest) > MAX_LINE_BYTES:
-            lines.append(b"?")
-            rest = b""
-        if kept := [line for line in lines if line.strip()]:
-            yield kept
-    if rest.strip():
-        yield [rest]
+def feed(path: Path, fold: LifeFold) -> int:
+    """Give the fold all lines of a journal; returns how many could not be read.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    skipped = 0
+    for block in _blocks(path):
+        end = 0
+        for match in WORKER_LINES.finditer(block):
+            if match.start() > end:
+                skipped += _feed_decoded(block[end : match.start()], fold)
+            if not fold.take_workers(match[1], match[2], match[0]):
+                skipped += _feed_decoded(match[0], fold)
+            end = match.end()
+        skipped += _feed_decoded(block[end:], fold)
+    return skipped
+
+
+def _feed_decoded(block: bytes, fold: LifeFold) -> int:
+    lines, skipped = _decode(block)
+    fold.take(lines)
+    return skipped
+
+
+def _decode(block: bytes) -> tuple[Sequence[Line], int]:
+    """The lines of a block, and how many were none."""
+    texts = [text for text in block.split(b"\n") if text and not text.isspace()]
+    try:
+        found = json.loads(b"[" + b",".join(texts) + b"]")
+    except (ValueError, RecursionError):
+        found = []
+    if len(found) != len(texts):  # some line is damaged: two halves can even make a whole
+        found = [_decode_one(text) for text in texts]
+    lines = [line for line in found if type(line) is dict]
+    return lines, len(texts) - len(lines)
 
 
 def _decode_one(text: bytes) -> object:
@@ -66,3 +81,18 @@ def _decode_one(text: bytes) -> object:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Whole lines, a newline before and after each; of one that is too long, what is no record."""
+    rest = b"\n"
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            rest += block
+            end = rest.rfind(b"\n")
+            if end > 0:
+                yield rest[: end + 1]
+                rest = rest[end:]
+            if len(rest) > MAX_LINE_BYTES:
+                rest = b"\n?"
+    yield rest

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TypeAlias
 
 from ftrun.monitor import events as ev
-from ftrun.monitor import shift_fold
+from ftrun.monitor import shift_fold, worker_lines
 from ftrun.monitor.lines import Line, is_true, number, text, texts, whole, wholes
 from ftrun.monitor.lives import Judged, Life, Note, RoundKey, Stretch
 from ftrun.monitor.shift_fold import Shared, ShiftFold
@@ -61,6 +60,10 @@ class LifeFold:
                 self._life = _OneLife(at, line)
             self._life.add(kind, at, line)
 
+    def take_workers(self, kind: bytes, digits: bytes, row: bytes) -> bool:
+        """Take lines that `worker_lines.WORKER_LINES` has found; returns whether that was possible."""
+        return self._life is not None and self._life.add_workers(kind, digits, row)
+
     def lives(self) -> tuple[Life, ...]:
         """Those so far, oldest first; the last may be going on."""
         self._end_life()
@@ -85,13 +88,16 @@ class _OneLife:
     def __init__(self, at: float, line: Line) -> None:
         self._first_at = self._last_at = at
         self._first = self._last = line
+        self._last_row = b""
+        """Of lines that were not decoded, if they are the last."""
         self._started: Line = {}
         self._ended: Line = {}
         self._settings: tuple[tuple[str, str], ...] = ()
         self._log_dir = ""
         self._shifts: dict[RoundKey, ShiftFold] = {}
-        self._by_number: dict[int, ShiftFold] = {}
-        self._judged: list[Judged] = []
+        self._by_number: dict[int | bytes, ShiftFold] = {}
+        """Of each round number the last one, also by the number's digits."""
+        self._judged: list[tuple[float, Line, Line]] = []
         self._parked: list[tuple[float, int]] = []
         self._awaited: list[float] = []
         self._held: list[Stretch] = []
@@ -102,7 +108,7 @@ class _OneLife:
         self._note_counts: Counter[str] = Counter()
 
     def add(self, kind: str, at: float, line: Line) -> None:
-        self._last_at, self._last = at, line
+        self._last_at, self._last, self._last_row = at, line, b""
         of_round = shift_fold.HANDLERS.get(kind)
         if of_round is not None:
             round_number = line.get("round")
@@ -116,10 +122,33 @@ class _OneLife:
             if self._note_counts[kind] <= _KEPT_NOTES:
                 self._notes.append(Note(at, kind, line))
 
+    def add_workers(self, kind: bytes, digits: bytes, row: bytes) -> bool:
+        shift = self._by_number.get(digits)
+        if shift is None:
+            return False
+        if kind == worker_lines.EXITED:
+            steps = worker_lines.exited(row)
+            if steps is None:
+                return False
+            shift.count(steps)
+        elif kind == worker_lines.PROGRESSED:
+            progress = worker_lines.progressed(row)
+            if progress is None:
+                return False
+            shift.progress(progress.at, progress.script_at, progress.first_step)
+        else:
+            started = worker_lines.started(row)
+            if started is None:
+                return False
+            shift.start(*started)
+        self._last_row = row
+        return True
+
     def _shift(self, key: RoundKey, at: float) -> ShiftFold:
         shift = self._shifts.get(key)
         if shift is None:
             shift = self._shifts[key] = self._by_number[key.number] = ShiftFold(key, at)
+            self._by_number[b"%d" % key.number] = shift
         return shift
 
     def start(self, at: float, line: Line) -> None:
@@ -138,21 +167,15 @@ class _OneLife:
             self._shift(key, at).close(at, line)
 
     def judge(self, at: float, line: Line) -> None:
-        judged = _judged(at, line)
-        if judged is not None:
-            self._judged.append(judged)
+        if whole(line, "round") is not None:
+            self._judged.append((at, line, {}))
 
     def decide(self, at: float, line: Line) -> None:
         """The decision follows its incident at once."""
-        if self._judged and self._judged[-1].round_number == whole(line, "round"):
-            self._judged[-1] = replace(
-                self._judged[-1],
-                action=text(line, "action"),
-                decision_reason=text(line, "reason"),
-                delay_s=max(0.0, number(line, "delay_s") or 0.0),
-                restart_count=whole(line, "restart_count") or 0,
-                max_restarts=whole(line, "max_restarts"),
-            )
+        if self._judged:
+            at, incident, _ = self._judged[-1]
+            if whole(incident, "round") == whole(line, "round"):
+                self._judged[-1] = at, incident, line
 
     def park(self, at: float, line: Line) -> None:
         round_number = whole(line, "round")
@@ -179,6 +202,9 @@ class _OneLife:
 
     def life(self, shared: Shared) -> Life:
         started, ended = self._started, self._ended
+        last_ts, last_at = number(self._last, "ts") or 0.0, self._last_at
+        if self._last_row:
+            last_ts, last_at = worker_lines.times(self._last_row)
         return Life(
             node=text(self._first, "node"),
             run_id=text(started, "run_id"),
@@ -190,15 +216,13 @@ class _OneLife:
             log_dir=self._log_dir,
             began_at=self._first_at,
             began_ts=number(self._first, "ts") or 0.0,
-            last_at=self._last_at,
-            last_ts=number(self._last, "ts") or 0.0,
+            last_at=last_at,
+            last_ts=last_ts,
             exit_code=(whole(ended, "exit_code") or 0) if ended else None,
             end_reason=text(ended, "reason"),
             restart_count=whole(ended, "restart_count") or 0,
             shifts=tuple(shift.shift(shared) for shift in self._shifts.values()),
-            judged=tuple(
-                replace(one, reasons=shared.setdefault(one.reasons, one.reasons)) for one in self._judged
-            ),
+            judged=tuple(_judged(*one, shared) for one in self._judged),
             parked=tuple(self._parked),
             awaited=tuple(self._awaited),
             held=tuple(self._held),
@@ -210,27 +234,25 @@ class _OneLife:
         )
 
 
-def _judged(at: float, line: Line) -> Judged | None:
-    round_number, rank = whole(line, "round"), whole(line, "culprit_rank")
-    if round_number is None:
-        return None
+def _judged(at: float, incident: Line, decision: Line, shared: Shared) -> Judged:
+    rank, reasons = whole(incident, "culprit_rank"), texts(incident, "reasons")
     return Judged(
         at=at,
-        round_number=round_number,
-        kind=text(line, "incident_kind") or "unknown",
+        round_number=whole(incident, "round") or 0,
+        kind=text(incident, "incident_kind") or "unknown",
         culprit_rank=-1 if rank is None else rank,
-        culprit_pid=whole(line, "culprit_pid") or 0,
-        exit_code=whole(line, "exit_code") or 0,
-        reasons=texts(line, "reasons"),
-        fingerprint=text(line, "fingerprint"),
-        has_progressed=is_true(line, "has_progressed"),
-        collateral_ranks=wholes(line, "collateral_ranks"),
-        confidence=number(line, "confidence"),
-        action="",
-        decision_reason="",
-        delay_s=0.0,
-        restart_count=0,
-        max_restarts=None,
+        culprit_pid=whole(incident, "culprit_pid") or 0,
+        exit_code=whole(incident, "exit_code") or 0,
+        reasons=shared.setdefault(reasons, reasons),
+        fingerprint=text(incident, "fingerprint"),
+        has_progressed=is_true(incident, "has_progressed"),
+        collateral_ranks=wholes(incident, "collateral_ranks"),
+        confidence=number(incident, "confidence"),
+        action=text(decision, "action"),
+        decision_reason=text(decision, "reason"),
+        delay_s=max(0.0, number(decision, "delay_s") or 0.0),
+        restart_count=whole(decision, "restart_count") or 0,
+        max_restarts=whole(decision, "max_restarts"),
     )
 
 

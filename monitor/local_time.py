@@ -17,6 +17,6 @@ def teller(reference_ts: float) -> Callable[[float], str]:
     return tell
 
 
-def full(ts: float) -> str:
-    """ "2026-11-30 17:04:12"."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ts))
+def minute(ts: float) -> str:
+    """ "2026-11-30 17:04"."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))

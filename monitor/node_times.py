@@ -134,10 +134,13 @@ class _Row:
     def _live(self, presence: Presence) -> None:
         place = len(self._done)
         self._add(min(connected(presence), presence.ended), Bucket.RENDEZVOUS)
-        for shift in presence.life.shifts:
-            one = NodeShift(self._node.name, presence, shift)
+        shifts = presence.life.shifts
+        for number, shift in enumerate(shifts):
             self._form(min(presence.placed.time(shift.closed_at), presence.ended), shift.key)
-            self._work(one)
+            after = shifts[number + 1] if number + 1 < len(shifts) else None
+            # If its own end is not in the journal, it is over when the next begins.
+            limit = presence.ended if after is None else presence.placed.time(after.closed_at)
+            self._work(NodeShift(self._node.name, presence, shift), min(presence.ended, limit))
         self._finish(presence)
         for number, (at, _) in enumerate(presence.life.parked):
             parked = presence.placed.time(at)
@@ -160,12 +163,8 @@ class _Row:
         is_awaited = self._known.is_awaited(self._now, closed)
         self._add(closed, Bucket.WAITING if is_awaited else Bucket.RENDEZVOUS, number)
 
-    def _work(self, one: NodeShift) -> None:
+    def _work(self, one: NodeShift, limit: float) -> None:
         shift, number = one.shift, one.shift.key.number
-        limit = one.presence.ended
-        later = [s for s in one.presence.life.shifts if s.key.number > number]
-        if later:  # its own end is not in the journal, if it is beyond the beginning of the next
-            limit = min(limit, one.presence.placed.time(later[0].closed_at))
         stop_began, stopped = one.time(shift.stop_began_at), one.time(shift.stopped_at)
         ended = min(limit, next((t for t in (stop_began, stopped) if t is not None), limit))
         quiet = self._quiet_of(one, ended)

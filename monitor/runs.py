@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftrun.monitor.history import Pulse, Run, State
-from ftrun.monitor.journal_lines import Lines
-from ftrun.monitor.life_fold import fold
+from ftrun.monitor.journal_lines import feed
+from ftrun.monitor.life_fold import LifeFold
 from ftrun.monitor.lives import Life
 from ftrun.monitor.merging import merge
 from ftrun.monitor.run_directories import RunNotFoundError, find_run, journals_in, usual_places
@@ -44,11 +44,11 @@ def read_runs(directory: Path, now_ts: float) -> list[FoundRun]:
     last: dict[str, tuple[Life, Path]] = {}
     shared: Shared = {}
     for path in journals_in(directory):
-        lines = Lines(path)
-        found = fold(lines, shared)
-        of_node = found.lives()
+        fold = LifeFold(shared)
+        skipped = feed(path, fold) + fold.skipped
+        of_node = fold.lives()
         lives.append(of_node)
-        if skipped := lines.skipped + found.skipped:
+        if skipped:
             gaps.append(f"{path.name}: {skipped} damaged line{'s' if skipped > 1 else ''} skipped")
         if of_node:
             last[of_node[-1].node] = of_node[-1], path

@@ -14,7 +14,7 @@ import click
 
 from ftrun.monitor.ctl_output import echo, echo_json, failing_politely, json_option
 from ftrun.monitor.durations import parse, plural, short
-from ftrun.monitor.local_time import teller
+from ftrun.monitor.local_time import minute
 from ftrun.monitor.report import RunRow, make_run_row
 from ftrun.monitor.report_text import cut
 from ftrun.monitor.run_directories import RunNotFoundError, usual_places
@@ -22,7 +22,7 @@ from ftrun.monitor.runs import Removable, find_removable, read_runs, remove, run
 
 _DEFAULT_LIMIT = 20
 _DEFAULT_AGE = "30d"
-_NAME_WIDTH = 26
+_NAME_WIDTH = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def runs(
     if as_json:
         echo_json(RunList(1, found))
     else:
-        echo("\n".join(_lines(found, now)))
+        echo("\n".join(_lines(found)))
 
 
 def _rows(places: Iterable[Path], from_ts: float, kinds: set[str], now: float) -> Iterator[RunRow]:
@@ -111,17 +111,17 @@ def _explain_nothing(places: Sequence[Path], kinds: Sequence[str], since: float 
     raise RunNotFoundError(f"no run{what}{when} in {where}")
 
 
-def _lines(rows: Sequence[RunRow], now: float) -> Iterator[str]:
-    tell = teller(now)
-    yield f"{'run':<{_NAME_WIDTH}} {'began':<11} {'lasted':>12} {'state':<9} {'restarts':>8} {'goodput':>7}"
+def _lines(rows: Sequence[RunRow]) -> Iterator[str]:
+    yield f"{'run':<{_NAME_WIDTH}} {'began':<16} {'lasted':>11} {'state':<8} {'restarts':>8} {'goodput':>7}"
     for row in rows:
         goodput = "-" if row.training_goodput is None else f"{100 * row.training_goodput:.1f} %"
         state = f"exit {row.exit_code}" if row.state == "ended" else row.state
-        times = f"{tell(row.began_ts):<11} {short(row.wall_s):>12}"
-        if len(row.name) > _NAME_WIDTH:
+        is_long = len(row.name) > _NAME_WIDTH
+        if is_long:
             yield row.name
-        name = row.name if len(row.name) <= _NAME_WIDTH else ""
-        yield f"{name:<{_NAME_WIDTH}} {times} {state:<9} {row.restarts:>8} {goodput:>7}"
+        times = f"{minute(row.began_ts)} {short(row.wall_s):>11}"
+        name = "" if is_long else row.name
+        yield f"{name:<{_NAME_WIDTH}} {times} {state:<8} {row.restarts:>8} {goodput:>7}"
         if row.kinds:
             yield cut(f"    {plural(row.incidents, 'incident')}: {', '.join(row.kinds)}", 80)
 

@@ -6,11 +6,12 @@ have as many rounds to remember as a long run has restarts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from ftrun.monitor import events as ev
-from ftrun.monitor.lines import Line, number, text, texts, whole
+from ftrun.monitor import worker_lines
+from ftrun.monitor.lines import Line, is_true, number, text, texts, whole
 from ftrun.monitor.lives import Recovered, RoundKey, Save, Shift
 
 Shared: TypeAlias = dict[tuple[str, ...], tuple[str, ...]]
@@ -69,30 +70,39 @@ class ShiftFold:
         """`round.closed`: who takes part is known."""
         self._closed_at, self._line = at, line
 
-    def start_worker(self, at: float, line: Line) -> None:
-        """`worker.started`."""
-        rank = line.get("rank")
-        if type(rank) is int:
-            self._ranks.append(rank)
-        if line.get("is_warm") is not True and not self._cold_reason:
-            self._cold_reason = text(line, "reason")
+    def start(self, ranks: Sequence[int], cold_reason: str) -> None:
+        """Workers were started; `cold_reason` is "" if they had done their imports."""
+        self._ranks += ranks
+        if cold_reason and not self._cold_reason:
+            self._cold_reason = cold_reason
 
-    def progress_worker(self, at: float, line: Line) -> None:
-        """`worker.progressed`: its first progress of the round."""
-        since_s = line.get("since_start_s")
-        script_at = at - since_s if type(since_s) is float and 0 < since_s <= at else at
+    def progress(self, at: float, script_at: float, step: int | None) -> None:
+        """Workers made their first progress, the last now; the last ran the script then."""
         if self._script_at is None or script_at > self._script_at:
             self._script_at = script_at
         self._progressed_at = at
-        step = line.get("step")
-        if type(step) is int and (self._first_step is None or step < self._first_step):
+        if step is not None and (self._first_step is None or step < self._first_step):
             self._first_step = step
 
-    def exit_worker(self, at: float, line: Line) -> None:
-        """`worker.exited`; `progress.observed` tells the same while the worker runs."""
-        steps = line.get("steps")
-        if type(steps) is int and self._steps < steps < _MOST_STEPS:
+    def count(self, steps: int) -> None:
+        """A worker has done so many steps in the round."""
+        if self._steps < steps < _MOST_STEPS:
             self._steps = steps
+
+    def start_worker(self, at: float, line: Line) -> None:
+        """`worker.started`."""
+        rank = whole(line, "rank")
+        ranks = () if rank is None else (rank,)
+        self.start(ranks, "" if is_true(line, "is_warm") else text(line, "reason"))
+
+    def progress_worker(self, at: float, line: Line) -> None:
+        """`worker.progressed`."""
+        since_s = number(line, "since_start_s") or 0.0
+        self.progress(at, worker_lines.ran_at(at, since_s), whole(line, "step"))
+
+    def exit_worker(self, at: float, line: Line) -> None:
+        """`worker.exited`."""
+        self.count(whole(line, "steps") or 0)
 
     def observe_progress(self, at: float, line: Line) -> None:
         """`progress.observed`."""

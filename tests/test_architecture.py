@@ -43,6 +43,7 @@ OWNERS = {
         "monitor/report_command.py",
         "monitor/runs_command.py",
         "monitor/show_command.py",
+        "monitor/timeouts_command.py",
     },
     # Two read a format of their own, and only with an allow-list; the third only writes.
     "pickle": {"launcher/checkpoint_metadata.py", "monitor/pickles.py", "monitor/workload_requests.py"},

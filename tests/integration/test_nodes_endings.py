@@ -79,7 +79,12 @@ def test_budget_is_the_jobs_and_ends_all_nodes_alike(tmp_path: Path) -> None:
     ("code", "restarts", "why"),
     [
         ("import nosuch", 0, "before any progress, so a restart would fail the same way"),
-        ("raise ValueError(f'bad shape {time.time()}')", 1, "the same exception twice in a row"),
+        pytest.param(
+            "raise ValueError(f'bad shape {time.time()}')",
+            1,
+            "the same exception twice in a row",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_bug_ends_all_nodes_early(tmp_path: Path, code: str, restarts: int, why: str) -> None:
@@ -94,15 +99,14 @@ def test_bug_ends_all_nodes_early(tmp_path: Path, code: str, restarts: int, why:
         assert {ended(run).restart_count for run in this.runs} == {restarts}
 
 
+@pytest.mark.slow
 def test_too_few_nodes(tmp_path: Path) -> None:
     """Everyone who waits ends with 95 and says who was there and how many were missing."""
-    options = ("--nnodes", "3", "--rdzv-conf", "join_timeout=12")
+    options = ("--nnodes", "3", "--rdzv-conf", "join_timeout=40")
     with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
-        first = this.start(0)
+        first = this.start_host(0)
         second = this.start(1)
-        [awaited, *_] = this.wait_event(this.runs[0], events.StoreConnected) and this.wait_event(
-            this.host(), events.RendezvousAwaited
-        )
+        [awaited, *_] = this.wait_event(first, events.RendezvousAwaited)
         assert "of 3 nodes" in awaited.awaited
         assert this.codes() == [95, 95], this.account()
         [reason] = reasons(this)
@@ -112,6 +116,7 @@ def test_too_few_nodes(tmp_path: Path) -> None:
         assert first.events(events.RoundClosed) == second.events(events.RoundClosed) == []
 
 
+@pytest.mark.slow
 def test_node_that_is_done_waits_for_the_others_and_begins_again_if_one_is_lost(tmp_path: Path) -> None:
     """A rank that leaves with 0 is no failure; a node lost after that is replaced, and all end with 0."""
     with job(tmp_path, "--nnodes", "2", script=(WORKER, FIRST_IS_DONE)) as this:
@@ -152,6 +157,7 @@ def test_standstill_is_judged_over_all_nodes(tmp_path: Path, is_first_done: bool
         assert all(1.9 <= one.at - last.at <= 2 + SHORT_S for one in hangs)
 
 
+@pytest.mark.slow
 def test_requests_of_a_script_reach_all_nodes(tmp_path: Path) -> None:
     """A node that wants to be left out leaves with 94 and stays out; a wish to end ends all with 93."""
     options = ("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=300")

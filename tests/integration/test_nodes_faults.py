@@ -128,7 +128,8 @@ def test_killed_host_agent_is_replaced_and_the_job_knows_its_past(tmp_path: Path
         assert other.events(events.StoreLost)
 
 
-@pytest.mark.parametrize("is_host", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_host", [False, True])
 def test_frozen_agent_is_lost_and_takes_part_again_when_it_is_thawed(tmp_path: Path, is_host: bool) -> None:
     """No world trains while another does; whoever was away stops its own workers and joins the next round."""
     options = ("--nnodes", "1:2", *PATIENT, *QUICK, "--ft-set", "world.grow=immediately")

@@ -47,7 +47,9 @@ def test_other_jobs_are_refused_and_the_same_id_can_be_used_again(tmp_path: Path
         assert [one.restart for one in this.said("began")] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(("variables", "run_id"), [(SLURM, "4711"), (KUBERNETES, "train")])
+@pytest.mark.parametrize(
+    ("variables", "run_id"), [(SLURM, "4711"), pytest.param(KUBERNETES, "train", marks=pytest.mark.slow)]
+)
 def test_scheduler_gives_order_and_id(tmp_path: Path, variables: list[dict[str, str]], run_id: str) -> None:
     """Ranks follow the scheduler's numbers, not who came first; journals lie side by side."""
     shared = {"PET_FT_RUN_DIR": str(tmp_path / "shared")}
@@ -102,6 +104,7 @@ def test_static_rendezvous_keeps_the_order_and_restarts_all_nodes(tmp_path: Path
         assert placed == {(0, 0, 0), (1, 1, 1)}
 
 
+@pytest.mark.slow
 def test_foreign_listener_on_the_endpoint_is_named(tmp_path: Path) -> None:
     """The wait is visible within seconds, and over as soon as the port is free."""
     port = free_port()

@@ -56,6 +56,7 @@ def test_spare_takes_over_and_nobody_is_disturbed_by_one_too_many(tmp_path: Path
         this.check_one_world()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grow", "expected"), [("immediately", {0: 1, 1: 2}), ("never", {0: 1})])
 def test_late_node(tmp_path: Path, grow: str, expected: dict[int, int]) -> None:
     """A node that comes late gets ranks when that is wanted, and else waits as a spare to the end."""
@@ -75,6 +76,7 @@ def test_late_node(tmp_path: Path, grow: str, expected: dict[int, int]) -> None:
         this.check_one_world()
 
 
+@pytest.mark.slow
 def test_node_that_is_told_to_stop_leaves_within_its_grace(tmp_path: Path) -> None:
     """While joining, in a round and while stopping: it ends with 143 and is not waited for."""
     options = ("--nnodes", "1:3", "--ft-set", f"stop.grace_after_signal={GRACE_S}", "--max-restarts", "9")

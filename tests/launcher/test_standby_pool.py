@@ -152,6 +152,25 @@ def test_processes_of_the_first_round_are_taken_in_order_before_they_are_ready()
     assert world.pool.pids == set()
 
 
+def test_processes_of_the_first_round_are_read_while_they_wait_for_other_nodes() -> None:
+    """What nobody reads keeps the agent's loop turning; one that is no good is replaced when a rank comes."""
+    world = World()
+    ready, failed, cold, dead = (FakeStandby(modules) for modules in (("torch",), ("torch",), (), ("torch",)))
+    world.pool.adopt(cast("list[Standby]", [ready, failed, cold, dead]), "first")
+    world.say(ready, Ready(0.5))
+    world.say(failed, Ready(0.5, failed=(("torch", "ImportError: no"),)))
+    world.say(cold, Ready(0.0))
+    dead.process.exit_code = -9
+    world.pool.sweep()
+    assert [standby.messages for standby in (ready, failed, cold)] == [[], [], []]
+    assert len(world.recorded(events.StandbyReadied)) == 1
+    assert [world.taken(), world.taken()] == [ready, cold]
+    assert cold.ready is None
+    assert failed.is_closed
+    assert dead.is_closed
+    assert world.taken() is world.started[0]
+
+
 def test_ready_standby_is_taken_and_leaves_the_pool() -> None:
     """A warm process is what a restart gets, and it then belongs to the round."""
     world = stocked()

@@ -21,13 +21,14 @@ from ftrun.monitor.events import Event
 from ftrun.monitor.records import Record
 from tests.support.rank_words import SAID
 from tests.support.run import Run, start
-from tests.support.waiting import until
 
 WORKER = str(Path(__file__).with_name("node_worker.py"))
 """Executes its first argument as Python code; imports no torch."""
 TRAINING = str(Path(__file__).with_name("node_training.py"))
 DEADLINE_S = 120.0
 """Agents import torch, which takes many seconds on a machine that does much else."""
+_LOOK_EVERY_S = 0.05
+"""Seldom, since a look reads whole files while the agents want the CPU."""
 _TAIL = 2500
 _PORTS = range(20000, 32000)
 """Below the ports that the kernel hands out (net.ipv4.ip_local_port_range)."""
@@ -111,7 +112,10 @@ class Job:
 
     def wait_until(self, is_true: Callable[[], object], what: str, timeout_s: float = DEADLINE_S) -> None:
         """Until the condition holds; says how all agents are if it does not in time."""
-        until(is_true, lambda: f"not within {timeout_s} s: {what}\n{self.account()}", timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while not is_true():
+            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}\n{self.account()}"
+            time.sleep(_LOOK_EVERY_S)
 
     def wait_said(self, what: str, count: int = 1, **wanted: int) -> list[Said]:
         """Until the workers have said it so often."""
@@ -215,12 +219,6 @@ def free_port() -> int:
 def node_of(run: Run) -> str:
     """What the agent's node is called."""
     return next((record.node for record in run.records()), "")
-
-
-def master_of(runs: Sequence[Run], round_number: int) -> set[tuple[str, int, int, int]]:
-    """MASTER_ADDR, MASTER_PORT, restart count and world size of a round, as these agents have them."""
-    closed = [one for run in runs for one in run.events(events.RoundClosed) if one.round == round_number]
-    return {(one.master_addr, one.master_port, one.restart_count, one.world_size) for one in closed}
 
 
 def first_record(run: Run, kind: type[Event]) -> Record:
