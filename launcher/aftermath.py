@@ -36,6 +36,7 @@ class Aftermath:
                 self._stop_began_at,
                 self._gone_at,
                 self._last_step,
+                self._rounds.checkpoint_saved_at(plan),
             )
         self._plan, self._is_open, self._evidence = plan, True, None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
@@ -15,6 +15,8 @@ from ftrun.healthchecks.presence import has_gpu_driver, has_rdma
 from ftrun.launcher import exchange as ex
 from ftrun.launcher import health, policy
 from ftrun.launcher.agent import Note
+from ftrun.launcher.checkpoint_assembly import trust_of
+from ftrun.launcher.checkpoint_rename import set_aside_in_thread
 from ftrun.launcher.config import Config
 from ftrun.launcher.environment import named_interfaces
 from ftrun.launcher.hangs import Record
@@ -51,6 +53,7 @@ def rules_of(setting: RendezvousSetting, config: Config) -> Rules:
         max_excluded_fraction=config.ftrun.health.max_excluded_fraction,
         max_restarts=config.launch.max_restarts,
         endpoint_host=setting.host,
+        trust=trust_of(config.ftrun.checkpoint),
     )
 
 
@@ -59,8 +62,8 @@ def make_membership(
     run_id: str,
     setting: RendezvousSetting,
     config: Config,
-    post: Callable[[ex.Note], None],
-    offer: Callable[[], Offer],
+    post: Callable[[Note], None],
+    offer: Callable[[Collection[str]], Offer],
     record: Record,
 ) -> Membership:
     """This node's membership; `post` takes notes from any thread, `offer` makes ready for a round.
@@ -76,13 +79,14 @@ def make_membership(
         fingerprint=fingerprint_of(options),
         job=describe_job(options),
     )
+    set_aside = partial(set_aside_in_thread, post=post)
     exchange = _make_exchange(me, hello, setting, config, post)
     rules = rules_of(setting, config)
     decide = partial(policy.decide, max_restarts=options.max_restarts, config=config.ftrun.restart)
     return Membership(
         me,
         exchange,
-        lambda now: Hosting(rules, exchange, decide, record, now),
+        lambda now: Hosting(rules, exchange, decide, record, now, set_aside),
         offer,
         record,
         time.monotonic,

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftrun.launcher.checkpoint_choice import choose_common, find_blind, trusted
-from ftrun.launcher.checkpoint_quarantine import TrustRules, examine, explain_none_left, mark
+from ftrun.launcher.checkpoint_quarantine import SetAside, examine, explain_none_left, mark
 from ftrun.launcher.host_state import Do, HostState, Tell
 from ftrun.launcher.messages import Join, SeenCheckpoint
 from ftrun.monitor import events
 from ftrun.monitor.incident import Incident
-
-_RULES = TrustRules()
 
 
 def doubt(state: HostState, incident: Incident) -> tuple[HostState, Incident, tuple[Do, ...]]:
@@ -20,13 +18,20 @@ def doubt(state: HostState, incident: Incident) -> tuple[HostState, Incident, tu
     and what is to be done about a checkpoint that has lost its trust.
     """
     joins = [one.join for one in state.present.values() if one.join is not None]
-    memory, lost = examine(state.memory, incident, joins, _RULES)
+    rules = state.rules.trust
+    memory, lost = examine(state.memory, incident, joins, rules)
     state = replace(state, memory=memory)
     if lost is None:
         return state, incident, ()
     checkpoint = lost.checkpoint
-    told = Tell(events.CheckpointQuarantined(checkpoint.path, checkpoint.step, lost.reason))
-    return state, mark(incident, lost), (told,)
+    acts: tuple[Do, ...] = (
+        Tell(events.CheckpointQuarantined(checkpoint.path, checkpoint.step, lost.reason)),
+    )
+    if rules.renames:
+        seen = [trusted(join.checkpoints, memory.quarantined) for join in joins if join.has_checkpoint_dir]
+        fallback = choose_common(seen)
+        acts += (SetAside(checkpoint.path, None if fallback is None else fallback.path),)
+    return state, mark(incident, lost), acts
 
 
 def choose_resume(
@@ -43,5 +48,5 @@ def choose_resume(
     if newest is not None and (resume is None or newest.path != resume.path):
         reason = f"it is not seen by {', '.join(blind)}; all nodes of a round begin from the same one"
         told = (Tell(events.CheckpointSkipped(newest.path, reason)),)
-    obstacle = explain_none_left(state.memory, chosen, _RULES) if resume is None else ""
+    obstacle = explain_none_left(state.memory, chosen, state.rules.trust) if resume is None else ""
     return resume, obstacle, told

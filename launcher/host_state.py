@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from ftrun.launcher.checkpoint_quarantine import SetAside
 from ftrun.launcher.messages import (
     Agent,
     JobPlan,
@@ -163,5 +164,5 @@ class Tell:
     event: events.Event
 
 
-Do = Publish | Order | Watch | Tell
+Do = Publish | Order | Watch | Tell | SetAside
 Step = tuple[HostState, tuple[Do, ...]]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ftrun.launcher import host
+from ftrun.launcher.checkpoint_quarantine import SetAside
 from ftrun.launcher.exchange import Exchange
 from ftrun.launcher.hangs import Record
 from ftrun.launcher.host_state import Decide, Event, HostState, Order, Publish, Stage, Tell, Watch
@@ -18,7 +19,16 @@ from ftrun.monitor import events
 class Hosting:
     """One host agent's rendezvous, from when its store is there."""
 
-    def __init__(self, rules: Rules, exchange: Exchange, decide: Decide, record: Record, now: float) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        exchange: Exchange,
+        decide: Decide,
+        record: Record,
+        now: float,
+        set_aside: Callable[[SetAside], None] = lambda order: None,
+    ) -> None:
+        self._set_aside = set_aside
         self._exchange = exchange
         self._decide = decide
         self._record = record
@@ -50,6 +60,8 @@ class Hosting:
                     self._exchange.order_stop(sequence, order)
                 case Watch(agents):
                     self._exchange.watch_beats(agents)
+                case SetAside():
+                    self._set_aside(action)
                 case Tell(event):
                     self._record(event, durable=isinstance(event, events.RestartDecided))
 

@@ -27,6 +27,7 @@ from ftrun.launcher import elastic_events, exit_codes, health_port, identity, nu
 from ftrun.launcher.agent import Agent as NodeAgent
 from ftrun.launcher.agent import Note
 from ftrun.launcher.assembly import make_health, make_membership, make_watchdog
+from ftrun.launcher.checkpoint_assembly import make_checkpoint_watch
 from ftrun.launcher.config import Config
 from ftrun.launcher.evidence import OomCounter
 from ftrun.launcher.hangs import Hangs
@@ -205,7 +206,6 @@ class Job:
 
     def _make_rounds(self, pool: StandbyPool, logs: RunLogs, watchdog: Watchdog) -> Rounds:
         options = self._config.launch
-        directory = self._config.ftrun.checkpoint.dir
         binding = self._numa_binding()
         setting = NodeSetting(
             node=self._node,
@@ -213,14 +213,16 @@ class Job:
             is_on_loopback=self._is_on_loopback(),
             store_port=(options.master_port or 0) if self._is_alone else 0,
             environ=os.environ,
-            checkpoint_dir=Path(directory).absolute() if directory is not None else None,
             cpus=binding.cpus,
             abandoned_pids=self._foreign_pids | ({binding.survivor_pid} if binding.survivor_pid else set()),
         )
         group = WorkerGroup(self._start.entry, pool.take, pool.discard)
         store = StoreHost(self._warn_store)
         check = StoreCheck(self._node, self._mailbox.post)
-        return Rounds(setting, group, logs, self._pump, store, self._oom, watchdog, check, self._record)
+        section = self._config.ftrun.checkpoint
+        watch = make_checkpoint_watch(section, self._rendezvous, self._node, self._record)
+        shells = (group, logs, self._pump, store, self._oom, watchdog, check, watch)
+        return Rounds(setting, *shells, self._record)
 
     def _make_socket_directory(self) -> Path | None:
         try:

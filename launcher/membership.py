@@ -6,7 +6,7 @@ nothing about the job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ftrun.launcher import exchange as ex
@@ -70,7 +70,7 @@ class Membership:
         me: Self,
         exchange: ex.Exchange,
         begin_hosting: Callable[[float], Hosting],
-        offer: Callable[[], Offer],
+        offer: Callable[[Collection[str]], Offer],
         record: Record,
         clock: Callable[[], float],
     ) -> None:
@@ -261,7 +261,7 @@ class Membership:
         Raises:
             PortBusyError: the port asked for with --master-port is taken.
         """
-        offer = self._offer()
+        offer = self._offer(self.memory.quarantined)
         if evidence is not None and not self.is_alone:
             evidence = bound_evidence(evidence)
         self._joined = Join(
@@ -275,6 +275,7 @@ class Membership:
             memory=brief(self.memory) if self.memory == self._of_host else self.memory,
             has_checkpoint_dir=offer.has_checkpoint_dir,
             checkpoints=offer.checkpoints,
+            is_resume_expected=offer.is_resume_expected,
             sequence=state.sequence,
             request=state.request,
             order=self._order,

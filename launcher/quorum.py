@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
+from ftrun.launcher.checkpoint_quarantine import TrustRules
 from ftrun.launcher.messages import Agent, JobPlan, Join, Seat
 from ftrun.launcher.model import Plan
 from ftrun.launcher.nodes import sort_key
@@ -39,6 +40,7 @@ class Rules:
     """For the journal; `ftrun.launcher.policy` decides."""
     endpoint_host: str = ""
     """Name or address under which all agents have reached the host agent's store."""
+    trust: TrustRules = field(default_factory=TrustRules)
 
     def master_address(self, addresses: Sequence[str]) -> str:
         """MASTER_ADDR: the first node's own address.

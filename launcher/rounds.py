@@ -8,16 +8,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ftrun.healthchecks.children import running_pids
 from ftrun.launcher import environment, numa
-from ftrun.launcher.checkpoint import find_whole
-from ftrun.launcher.checkpoint_choice import SkippedCheckpoint
+from ftrun.launcher.checkpoint_watch import CheckpointWatch
 from ftrun.launcher.config import LaunchOptions
 from ftrun.launcher.evidence import OomCounter, read_error_file
 from ftrun.launcher.logs import RoundLogs, RunLogs
@@ -47,8 +45,6 @@ _STACKS_S = 1.0
 _RECORDER_S = 1.2
 """torch looks for a request to dump its flight recorder once a second (`ask_flight_recorder`)."""
 _LOOPBACK = "127.0.0.1"
-_CHECKPOINTS_OFFERED = 3
-"""More than one, because another node may not see the newest yet; a few, because each is looked into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,6 @@ class NodeSetting:
     store_port: int
     """Port of the workers' store; 0 for any free one."""
     environ: Mapping[str, str]
-    checkpoint_dir: Path | None
     cpus: Mapping[int, frozenset[int]]
     """CPUs to which the worker in each slot is bound; empty without NUMA binding."""
     abandoned_pids: frozenset[int] = frozenset()
@@ -81,6 +76,8 @@ class Offer:
     has_checkpoint_dir: bool
     checkpoints: tuple[SeenCheckpoint, ...]
     """Whole ones, newest first."""
+    is_resume_expected: bool = False
+    """There is or was one: a start from nothing would throw training away."""
 
 
 class Rounds:
@@ -96,6 +93,7 @@ class Rounds:
         oom: OomCounter,
         watchdog: Watchdog,
         store_check: StoreCheck,
+        checkpoints: CheckpointWatch | None,
         record: Callable[[events.Event], None],
     ) -> None:
         self._setting = setting
@@ -108,11 +106,10 @@ class Rounds:
         self._store_check = store_check
         self._record = record
         self._oom_kills_before = 0
-        self._told_skipped: set[SkippedCheckpoint] = set()
-        self._scout: threading.Thread | None = None
+        self._checkpoints = checkpoints
+        self._avoided: tuple[str, ...] = ()
+        self._has_reported_save = False
         self._listener: socket.socket | None = None
-        self._newest: str | None = None
-        """Path of the newest whole checkpoint, as far as `scout` has seen."""
         self._saved: tuple[int, str | None] = (0, None)
         self.plan: Plan | None = None
         self.placement = Placement(())
@@ -154,8 +151,8 @@ class Rounds:
         """The terminal has changed its size: tell the workers' terminals."""
         self._pump.copy_window_size()
 
-    def offer(self) -> Offer:
-        """Make ready for a round: listen for a store, look for checkpoints.
+    def offer(self, avoided: Collection[str]) -> Offer:
+        """Make ready for a round: listen for a store, look for checkpoints that are not `avoided`.
 
         Raises:
             PortBusyError: the port asked for with --master-port is taken.
@@ -164,14 +161,15 @@ class Rounds:
         self._close_listener()
         self._listener = listen(self._bind_address(), self._setting.store_port)
         port = self._listener.getsockname()[1]
-        directory = self._setting.checkpoint_dir
-        if directory is None:
+        self._avoided = tuple(avoided)
+        if self._checkpoints is None:
             return Offer(port, False, ())
-        whole = find_whole(directory, _CHECKPOINTS_OFFERED)
-        for skipped in set(whole.skipped) - self._told_skipped:  # once each, not at every restart
-            self._record(events.CheckpointSkipped(str(skipped.path), skipped.reason))
-        self._told_skipped |= set(whole.skipped)
-        return Offer(port, True, whole.seen)
+        offer = self._checkpoints.offer(avoided, self._has_reported_save)
+        return Offer(port, True, offer.seen, offer.is_expected)
+
+    def checkpoint_saved_at(self, plan: Plan) -> float | None:
+        """When what a round begins from was saved (CLOCK_MONOTONIC, seconds); None if unknown."""
+        return None if self._checkpoints is None else self._checkpoints.saved_at(plan.resume_from)
 
     def open(self, plan: Plan, run_id: str) -> None:
         """Serve the store if it is this node's part, start the workers.
@@ -180,6 +178,8 @@ class Rounds:
             OSError: the system would not let a worker be started; `close` takes down the others.
         """
         self.plan = plan
+        if self._checkpoints is not None:
+            self._checkpoints.begin_round(plan)
         self._saved = self._count_saved()
         self._oom_kills_before = self._oom.read() or 0
         self._store.close()  # the last round's; now all ranks of that have ended
@@ -201,14 +201,9 @@ class Rounds:
         return _LOOPBACK if self._setting.is_on_loopback else ""
 
     def scout(self) -> None:
-        """Look at the checkpoints while training runs, so that a restart knows most of them.
-
-        In a thread: large ones take a second, slow file systems more.
-        """
-        directory = self._setting.checkpoint_dir
-        if directory is not None and (self._scout is None or not self._scout.is_alive()):
-            self._scout = threading.Thread(target=self._look_for_newest, args=(directory,), daemon=True)
-            self._scout.start()
+        """Look at the checkpoints while training runs, so that a restart knows most of them."""
+        if self._checkpoints is not None:
+            self._checkpoints.scout(self._avoided)
 
     def has_saved(self) -> bool:
         """Whether a checkpoint has become whole since the last call, as the script or the disk has it."""
@@ -216,11 +211,9 @@ class Rounds:
         return self._saved[0] > before[0] or (self._saved[1] or "") not in (before[1] or "", "")
 
     def _count_saved(self) -> tuple[int, str | None]:
-        return max((page.checkpoints for page in self.pages()), default=0), self._newest
-
-    def _look_for_newest(self, directory: Path) -> None:
-        seen = find_whole(directory, 1).seen
-        self._newest = seen[0].path if seen else None
+        reported = max((page.checkpoints for page in self.pages()), default=0)
+        self._has_reported_save |= reported > 0
+        return reported, None if self._checkpoints is None else self._checkpoints.newest
 
     def _start_workers(self, plan: Plan, run_id: str) -> None:
         setting = self._setting

@@ -177,7 +177,7 @@ class SimulatedAgent:
             me,
             self.exchange,
             lambda now: CheckedHosting(job.setting.rules(), self.exchange, job.decide, self._record, now),
-            lambda: Offer(1000, False, ()),
+            lambda avoided: Offer(1000, False, ()),
             self._record,
             lambda: job.timeline.now,
         )
