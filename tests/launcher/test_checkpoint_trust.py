@@ -80,3 +80,10 @@ def test_nothing_left_is_an_obstacle() -> None:
     assert "no checkpoint is left: /c/step-40 cannot be used" in obstacle
     fresh = state_of(join("a"), resume=None)
     assert choose_resume(fresh, (join("a"),)) == (None, "", ())
+
+
+def test_spare_that_looked_before_the_first_checkpoint_has_no_say() -> None:
+    """Those that come from the round have looked just now; the spare takes its place in what they saw."""
+    survivor, spare = join("a", NEW, OLD), join("b")
+    state = replace(state_of(survivor, spare), back={survivor.agent.incarnation: survivor})
+    assert choose_resume(state, (survivor, spare)) == (NEW, "", ())
