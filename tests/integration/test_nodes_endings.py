@@ -133,7 +133,8 @@ def test_node_that_is_done_waits_for_the_others_and_begins_again_if_one_is_lost(
         this.check_one_world()
 
 
-@pytest.mark.parametrize("is_first_done", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("is_first_done", [False, True])
 def test_standstill_is_judged_over_all_nodes(tmp_path: Path, is_first_done: bool) -> None:
     """Ranks that wait, or are done, are no hang while another node's move; once none does there is one."""
     options = ("--nnodes", "2", "--ft-set", "timeouts.stall=2", "--ft-set", "timeouts.stall_floor=2")

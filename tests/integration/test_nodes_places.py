@@ -31,6 +31,7 @@ def worlds(this: Job) -> dict[int, int]:
     return {one.restart: one.world for one in this.said("began")}
 
 
+@pytest.mark.slow
 def test_spare_takes_over_and_nobody_is_disturbed_by_one_too_many(tmp_path: Path) -> None:
     """A spare and a surplus node wait, one of them replaces a lost node, all end with the job's code."""
     options = ("--nnodes", "2", "--ft-set", "world.spares=1", "--ft-set", "rdzv.lost_after=3")
