@@ -37,7 +37,7 @@ from typing import Any
 from machine import describe_machine
 
 from ftrun.launcher import exchange as ex
-from ftrun.launcher import host_state, policy
+from ftrun.launcher import policy
 from ftrun.launcher.config import RestartConfig
 from ftrun.launcher.hosting import Hosting
 from ftrun.launcher.mailbox import Mailbox
@@ -163,12 +163,8 @@ def host_agent(port: int, size: int) -> Iterator[None]:
                 match note:
                     case ex.Connected():
                         is_up.set()
-                    case ex.Received(message):
-                        heard.append(host_state.Received(message))
-                    case ex.Beats(seen):
-                        heard.append(host_state.Beats(seen))
-                    case ex.Stopped(sequence, order):
-                        heard.append(host_state.Stopped(sequence, order))
+                    case ex.Received() | ex.Beats() | ex.Stopped():
+                        heard.append(note)
             if heard:
                 hosting.hear(heard, time.monotonic())
 

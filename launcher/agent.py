@@ -183,7 +183,7 @@ class Agent:
 
     def _hear(self, event: node_state.Event) -> None:
         """The host agent's word, and another node's."""
-        if isinstance(event, node_state.Ordered) and self._is_stopped_by(event):
+        if isinstance(event, node_state.Ordered) and self.state.is_running(event.sequence):
             order = event.order
             if not self._membership.is_alone:
                 name, number = order.kind.value, self.state.round_number
@@ -194,9 +194,6 @@ class Agent:
                 )
                 return
         self._advance(event)
-
-    def _is_stopped_by(self, event: node_state.Ordered) -> bool:
-        return self.state.phase is Phase.RUNNING and event.sequence == self.state.sequence - 1
 
     def _take_request(self, request: ControlRequest) -> None:
         """A worker wants something of the job; acted on at once."""
@@ -220,7 +217,7 @@ class Agent:
         elif self.state.phase is Phase.ENDED:
             self._is_hurried = True
         else:
-            self._advance(node_state.Signalled(number, number.name))
+            self._advance(node_state.Signalled(number))
             deadline = self.state.deadline
             grace_s = 0.0 if deadline is None else max(0.0, deadline - self._clock())
             self._record(events.SignalReceived(number.name, grace_s, self.state.signal_count), durable=True)

@@ -128,7 +128,7 @@ def make_health(
 def _make_exchange(
     me: Self, hello: Hello, setting: RendezvousSetting, config: Config, post: Callable[[ex.Note], None]
 ) -> ex.Exchange:
-    if setting.backend == "local":
+    if setting.is_alone:
         return ex.LocalExchange(hello, me.agent, post)
     from ftrun.launcher.store_exchange import StoreExchange
     from ftrun.launcher.store_setting import StoreSetting

@@ -47,7 +47,7 @@ def exclude(state: HostState, fitness: Fitness, now: float) -> Step:
 def without_restart_alone(rules: Rules, joins: Sequence[Join], decide: Decide) -> Decide:
     """`decide`, for a job that never has a second node: one that is not healthy is not restarted on."""
     unfit = judge_fitness(joins, rules.max_excluded_fraction).unfit
-    if rules.max_nodes + rules.spares > 1 or not unfit:
+    if not rules.is_alone or not unfit:
         return decide
     [why] = unfit.values()
 

@@ -28,7 +28,7 @@ from ftrun.launcher.host_state import (
     Watch,
     Woke,
 )
-from ftrun.launcher.memory import combine
+from ftrun.launcher.memory import combine, exclude
 from ftrun.launcher.messages import Agent, Bye, Join, Leave, Memory, Message, Moving, Quiet, Refused, Saved
 from ftrun.launcher.quorum import find_first_ranks
 from ftrun.monitor import events
@@ -91,8 +91,7 @@ def _receive(state: HostState, message: Message, now: float) -> Step:
             return _join(state, message, now)
         case Leave(agent, reason, is_excluded):
             if is_excluded:
-                excluded = tuple(dict.fromkeys((*state.memory.excluded, agent.node)))
-                state = replace(state, memory=replace(state.memory, excluded=excluded))
+                state = replace(state, memory=exclude(state.memory, agent.node))
             state, told = _lose(state, agent.incarnation, reason, is_left=True)
             return state, told
         case Quiet(agent, round_number) if _is_running(state, agent, round_number):
@@ -128,7 +127,7 @@ def _join(state: HostState, join: Join, now: float) -> Step:
     known = state.present.get(agent.incarnation)
     if known is None:
         known = Presence(agent, beat_at=now)
-        if state.rules.max_nodes + state.rules.spares > 1:
+        if not state.rules.is_alone:
             told += (Tell(events.NodeJoined(agent.node, join.slots, join.address)),)
     if join.sequence == state.sequence and state.stage is not Stage.CLOSING:
         known = replace(known, join=join)

@@ -28,6 +28,7 @@ from ftrun.launcher.messages import (
 from ftrun.launcher.model import Action, PastIncident
 from ftrun.launcher.policy import is_counted
 from ftrun.launcher.quorum import choose_seats, has_quorum, is_world_full, may_grow, world_nodes
+from ftrun.launcher.ranks import first_ranks
 from ftrun.monitor import events
 from ftrun.monitor.diagnosis import LostNode, diagnose
 from ftrun.monitor.incident import Incident, IncidentKind
@@ -250,13 +251,12 @@ def _settle_inherited(state: HostState, candidates: Sequence[Join], now: float, 
     ends = [back[node].outcome for node in memory.nodes if node in back]
     if len(ends) == len(memory.nodes) and all(end is Outcome.SUCCEEDED for end in ends):
         return _close(state, Verdict(exit_codes.OK, "all ranks finished"), now)
-    firsts = [sum(memory.slots[:place]) for place in range(len(memory.nodes))]
     order = next(iter(_inherited_orders(back.values())), None)
     reason = "the host agent was lost with its store, or was started again"
     leaver, left = (order.node, order.reason) if order and order.kind is StopKind.LEAVE else ("", "")
     gone = [
         LostNode(node, first, slots, left if node == leaver else reason, node == leaver)
-        for node, first, slots in zip(memory.nodes, firsts, memory.slots, strict=True)
+        for node, first, slots in zip(memory.nodes, first_ranks(memory.slots), memory.slots, strict=True)
         if node not in back
     ]
     incident = _diagnose(memory.round_number, list(back.values()), gone, order)
@@ -334,8 +334,8 @@ def _tell(state: HostState, candidates: Sequence[Join], now: float) -> Step:
     if now < next_telling(state):
         return state, ()
     sentence = _waited_for(state, candidates)
-    is_alone = state.rules.max_nodes + state.rules.spares == 1  # what it waits for is its own health
-    is_news = sentence != state.told and not is_alone
+    # What a node alone waits for is its own health.
+    is_news = sentence != state.told and not state.rules.is_alone
     state = replace(state, told_at=now, told=sentence)
     until_s = state.opened_at + state.rules.join_timeout_s - now
     return state, (Tell(events.RendezvousAwaited(sentence, max(0.0, until_s))),) if is_news else ()

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ftrun.launcher.checkpoint_quarantine import SetAside
+from ftrun.launcher.exchange import Beats as Beats
+from ftrun.launcher.exchange import Received as Received
+from ftrun.launcher.exchange import Stopped as Stopped
 from ftrun.launcher.messages import (
     Agent,
     JobPlan,
     Join,
     Judgement,
     Memory,
-    Message,
     Publication,
     Quiet,
     StopOrder,
@@ -102,28 +104,6 @@ class HostState:
     told: str = ""
     closes_at: float = 0.0
     """When the host agent ends although not everyone has taken note."""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message has come."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class Beats:
-    """Keep-alive counters as they are now, by incarnation."""
-
-    seen: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """A stop order for the round with this sequence number is out."""
-
-    sequence: int
-    order: StopOrder
 
 
 @dataclass(frozen=True, slots=True)

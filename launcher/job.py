@@ -129,13 +129,17 @@ class Job:
     def _own_address(self) -> str:
         """Where other nodes reach this one; for one node alone, where its ranks meet."""
         options, setting = self._config.launch, self._rendezvous
-        if self._is_alone:
+        if self._rendezvous.is_alone:
             return options.master_addr
         return identity.own_address(setting.host, setting.port, options.local_addr)
 
     def _is_on_loopback(self) -> bool:
         """A node whose address is a loopback one for want of a better may still have others elsewhere."""
-        meeting = self._address if self._is_alone else self._config.launch.local_addr or self._rendezvous.host
+        meeting = (
+            self._address
+            if self._rendezvous.is_alone
+            else self._config.launch.local_addr or self._rendezvous.host
+        )
         return is_loopback(meeting)
 
     def _make_recorder(self) -> Recorder:
@@ -211,7 +215,7 @@ class Job:
             node=self._node,
             options=options,
             is_on_loopback=self._is_on_loopback(),
-            store_port=(options.master_port or 0) if self._is_alone else 0,
+            store_port=(options.master_port or 0) if self._rendezvous.is_alone else 0,
             environ=os.environ,
             cpus=binding.cpus,
             abandoned_pids=self._foreign_pids | ({binding.survivor_pid} if binding.survivor_pid else set()),
@@ -262,11 +266,6 @@ class Job:
             self._record(events.NumaDegraded(binding.degraded))
         return binding
 
-    @property
-    def _is_alone(self) -> bool:
-        """The job never has more than this node."""
-        return self._rendezvous.backend == "local"
-
     def _make_membership(self, rounds: Rounds) -> Membership:
         setting = self._rendezvous
         me = Self(
@@ -274,7 +273,7 @@ class Job:
             self._slots.count,
             setting.rank_hint,
             self._address,
-            "" if self._is_alone else setting.endpoint,
+            "" if self._rendezvous.is_alone else setting.endpoint,
             reconnect_s=setting.reconnect_timeout_s,
             max_restarts=self._config.launch.max_restarts,
             is_address_given=bool(self._config.launch.local_addr),

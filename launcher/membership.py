@@ -14,7 +14,7 @@ from ftrun.launcher import exit_codes, host_state, node_state
 from ftrun.launcher.hangs import Record
 from ftrun.launcher.hosting import Hosting
 from ftrun.launcher.judgements import judgement_events, own_exit_code
-from ftrun.launcher.memory import brief, combine
+from ftrun.launcher.memory import brief, combine, exclude
 from ftrun.launcher.message_bounds import bound_evidence
 from ftrun.launcher.messages import (
     Agent,
@@ -144,12 +144,10 @@ class Membership:
         for_host: list[host_state.Event] = []
         for note in notes:
             match note:
-                case ex.Received(message):
-                    for_host.append(host_state.Received(message))
-                case ex.Beats(seen):
-                    for_host.append(host_state.Beats(seen))
+                case ex.Received() | ex.Beats():
+                    for_host.append(note)
                 case ex.Stopped(sequence, order):
-                    for_host.append(host_state.Stopped(sequence, order))
+                    for_host.append(note)
                     self._note_order(order)
                     yield node_state.Ordered(sequence, order)
                 case ex.Published(sequence, publication):
@@ -176,8 +174,7 @@ class Membership:
         """For the next host agent, if the one that knows leaves with its store."""
         self._order = order
         if order.kind is StopKind.LEAVE and order.exit_code == exit_codes.NODE_UNHEALTHY:
-            excluded = tuple(dict.fromkeys((*self.memory.excluded, order.node)))
-            self.memory = replace(self.memory, excluded=excluded)
+            self.memory = exclude(self.memory, order.node)
 
     def _take_connection(self, connected: ex.Connected) -> node_state.Event:
         self.run_id = connected.hello.run_id

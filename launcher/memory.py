@@ -25,9 +25,18 @@ def combine(base: Memory, other: Memory) -> Memory:
         round_number=max(base.round_number, other.round_number),
         restart_count=max(base.restart_count, other.restart_count),
         history=max(base.history, other.history, key=len),
-        excluded=tuple(dict.fromkeys((*other.excluded, *base.excluded))),
-        quarantined=tuple(dict.fromkeys((*other.quarantined, *base.quarantined))),
+        excluded=_union(other.excluded, base.excluded),
+        quarantined=_union(other.quarantined, base.quarantined),
     )
+
+
+def exclude(memory: Memory, node: str) -> Memory:
+    """The node may not take part any more."""
+    return replace(memory, excluded=_union(memory.excluded, (node,)))
+
+
+def _union(first: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*first, *more)))
 
 
 def brief(memory: Memory) -> Memory:

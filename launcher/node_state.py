@@ -108,7 +108,6 @@ class Signalled:
     """The agent was told to stop by a signal."""
 
     signum: int
-    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +283,10 @@ class State:
     signal_count: int = 0
     exit_code: int = 0
     end_reason: str = ""
+
+    def is_running(self, sequence: int) -> bool:
+        """The round with this sequence number runs here."""
+        return self.phase is Phase.RUNNING and sequence == self.sequence - 1
 
     @property
     def stopped_by(self) -> str:

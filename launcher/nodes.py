@@ -72,6 +72,11 @@ class RendezvousSetting:
     """Keys of torch's etcd-v2 backend that are its own: protocol, ssl_cert, ssl_cert_key, ca_cert."""
 
     @property
+    def is_alone(self) -> bool:
+        """The job never has more than this node."""
+        return self.backend == "local"
+
+    @property
     def endpoint(self) -> str:
         """Where the nodes meet, for people."""
         if self.backend in ("local", "file"):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 from ftrun.launcher.checkpoint_quarantine import TrustRules
 from ftrun.launcher.messages import Agent, JobPlan, Join, Seat
 from ftrun.launcher.model import Plan
 from ftrun.launcher.nodes import sort_key
-from ftrun.launcher.ranks import assign
+from ftrun.launcher.ranks import assign, first_ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,11 @@ class Rules:
     endpoint_host: str = ""
     """Name or address under which all agents have reached the host agent's store."""
     trust: TrustRules = field(default_factory=TrustRules)
+
+    @property
+    def is_alone(self) -> bool:
+        """The job never has more than one node."""
+        return self.max_nodes + self.spares == 1
 
     def master_address(self, addresses: Sequence[str]) -> str:
         """MASTER_ADDR: the first node's own address.
@@ -109,7 +113,7 @@ def choose_seats(rules: Rules, joins: Collection[Join], last_nodes: Collection[s
 
 def find_first_ranks(seats: Sequence[Seat]) -> tuple[int, ...]:
     """Global rank of each seat's first worker."""
-    return tuple(accumulate((seat.slots for seat in seats[:-1]), initial=0))
+    return first_ranks([seat.slots for seat in seats])
 
 
 def _order(join: Join) -> tuple[object, str]:

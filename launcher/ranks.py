@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,16 @@ class NodeRanks:
         return self.first_rank + local_rank
 
 
+def first_ranks(local_world_sizes: Sequence[int]) -> tuple[int, ...]:
+    """Global rank of each node's first worker, for nodes in group-rank order."""
+    return tuple(accumulate(local_world_sizes, initial=0))[:-1]
+
+
 def assign(local_world_sizes: Sequence[int]) -> tuple[NodeRanks, ...]:
     """Ranks for nodes in group-rank order; nodes may offer different numbers of slots."""
-    world_size = sum(local_world_sizes)
-    nodes = []
-    first = 0
-    for group_rank, size in enumerate(local_world_sizes):
-        nodes.append(NodeRanks(group_rank, len(local_world_sizes), size, first, world_size))
-        first += size
-    return tuple(nodes)
+    count, world_size = len(local_world_sizes), sum(local_world_sizes)
+    places = zip(local_world_sizes, first_ranks(local_world_sizes), strict=True)
+    return tuple(
+        NodeRanks(group_rank, count, size, first, world_size)
+        for group_rank, (size, first) in enumerate(places)
+    )

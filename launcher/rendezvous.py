@@ -66,8 +66,8 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> Step:
     match state.phase, event:
         case Phase.ENDED, _:
             raise IllegalEvent(f"{event} after the end")
-        case _, Signalled(signum, name):
-            return _signalled(state, signum, name, now, graces)
+        case _, Signalled(signum):
+            return _signalled(state, signum, now, graces)
         case _, StopRequested():
             return _stop_requested(state, event, now, graces)
         case _, Connected(sequence):
@@ -167,7 +167,7 @@ def _sentenced(state: State, sentence: Ending, now: float, graces: Graces) -> St
 
 
 def _ordered(state: State, sequence: int, order: StopOrder, now: float, graces: Graces) -> Step:
-    if state.phase is not Phase.RUNNING or sequence != state.sequence - 1:
+    if not state.is_running(sequence):
         return state, ()
     # Where somebody is told to leave or to end, every node's workers may have something to save together.
     is_gentle = order.kind in (StopKind.LEAVE, StopKind.REQUEST)
@@ -207,7 +207,7 @@ def _stopping(
     )
 
 
-def _signalled(state: State, signum: int, name: str, now: float, graces: Graces) -> Step:
+def _signalled(state: State, signum: int, now: float, graces: Graces) -> Step:
     """The first signal is passed to the workers, once; each later one halves what is left of the grace."""
     is_first = state.signal_count == 0
     ending = state.ending or Ending(exit_codes.of_signal(signum), "stopped by a signal", signum)
@@ -215,7 +215,7 @@ def _signalled(state: State, signum: int, name: str, now: float, graces: Graces)
     if state.phase is Phase.JOINING:
         return _ended(state, ending), (Depart(),)
     if state.phase is Phase.RUNNING:
-        told = TellStop(StopKind.LEAVE, f"told to stop by {name or f'signal {signum}'}")
+        told = TellStop(StopKind.LEAVE, f"told to stop by {signal_name(-signum)}")
         return _stopping(state, Cause.SIGNAL, now, graces.after_signal_s), (told, Ask(signum))
     if state.has_killed or state.deadline is None:
         return state, ()

@@ -187,7 +187,7 @@ def test_processes_that_survive_sigkill_end_the_node_as_unhealthy():
 
 def test_signal_is_passed_on_once_told_to_all_and_gives_128_plus_n():
     """The workers get the same signal that the agent got, once, also when they then exit 0."""
-    steps = (*BEGUN, (1.0, Signalled(SIGINT, "SIGINT")), (2.0, Signalled(SIGINT, "SIGINT")))
+    steps = (*BEGUN, (1.0, Signalled(SIGINT)), (2.0, Signalled(SIGINT)))
     state, log = run_through(*steps, (3.0, RankExited(0, 0, 0)), (3.0, RankExited(1, 1, 0)), (3.1, AllGone()))
     assert log[2:4] == [(TellStop(StopKind.LEAVE, "told to stop by SIGINT"), Ask(SIGINT)), ()]
     assert (state.phase, state.exit_code, log[-1]) == (Phase.ENDED, 130, (Depart(),))
