@@ -178,8 +178,15 @@ def _is_descendant(pid: int, root: int) -> bool:
 
 
 def reap_orphans(known: Collection[int]) -> None:
-    """Reap ended children of this process that it did not spawn itself (adopted as their subreaper)."""
-    for pid in children(os.getpid(), [os.getpid()]):
+    """Reap ended children of this process that it did not spawn itself (adopted as their subreaper).
+
+    With no descriptor left they stay zombies until the next call.
+    """
+    try:
+        adopted = children(os.getpid(), [os.getpid()])
+    except OSError:
+        return
+    for pid in adopted:
         if pid not in known:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
