@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from ftrun.monitor.events import RecoveryCompleted, WorkerProgressed, WorkerStarted
 from tests.support.run import Run, start
 
@@ -36,6 +38,7 @@ def train(directory: Path, kills: int) -> tuple[str, Run]:
     return (directory / "hash").read_text(), run
 
 
+@pytest.mark.slow
 def test_five_kills_change_no_bit_of_the_final_weights(tmp_path: Path) -> None:
     """Resume is exact: weights, optimizer and data order are those of the undisturbed run."""
     undisturbed, _ = train(tmp_path / "undisturbed", kills=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from ftrun.monitor.events import (
@@ -38,6 +39,7 @@ def resume_steps(run: Run) -> list[int | None]:
     return [event.resume_step for event in run.events(RoundClosed)]
 
 
+@pytest.mark.slow
 def test_faults_around_saving_and_loading_cost_no_more_than_they_must(tmp_path: Path) -> None:
     """Killed in a save, killed twice in loading, then weights that are not numbers: the end is the same.
 

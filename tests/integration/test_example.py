@@ -73,6 +73,7 @@ def run_torchrun(*arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_plain_torchrun_starts_at_zero_and_resumes_when_told(tmp_path: Path) -> None:
     """Without ftrun the script needs no edit: it starts at step 0, and at a checkpoint with --resume."""
     save = ("--checkpoint-every", "3", "--checkpoint-dir", str(tmp_path))

@@ -68,6 +68,7 @@ def printed(run: Run, what: str) -> list[float]:
     return [float(at) for at in re.findall(rf"\] {what} (\d+\.\d+)$", run.stdout, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_survivors_that_wait_in_a_collective_are_not_waited_for(tmp_path: Path) -> None:
     """All ranks have a SIGTERM handler that sets a flag; from the kill of one to the next step."""
     with start(tmp_path, *THREE, *LONG_GRACE, "--max-restarts", "1", WAITING) as run:

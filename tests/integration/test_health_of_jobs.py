@@ -247,6 +247,7 @@ def test_xid_on_the_culprits_gpu_changes_what_its_end_is_called(fake: FakeNvml, 
     assert "aborted" in incident.reasons[1]
 
 
+@pytest.mark.slow
 def test_node_goes_on_without_the_gpu_if_the_world_may_shrink(fake: FakeNvml, tmp_path: Path) -> None:
     """One worker fewer, which sees the other GPU only; what it trains is what was trained, bit for bit."""
     options = (*OFTEN, "--ft-set", "world.shrink=gpu", "--max-restarts", "3")

@@ -73,6 +73,7 @@ def test_worker_killed_on_one_node_restarts_all_nodes_at_once(tmp_path: Path) ->
         assert len(texts) == 6
 
 
+@pytest.mark.slow
 def test_killed_agent_is_done_without_and_joins_again(tmp_path: Path) -> None:
     """Its workers die with it, the other node goes on alone, and gives it ranks at the next checkpoint."""
     options = ("--nnodes", "1:2", *PATIENT, *QUICK)
@@ -105,6 +106,7 @@ def test_killed_agent_is_done_without_and_joins_again(tmp_path: Path) -> None:
         assert len(stays.events(events.IncidentDiagnosed)) == 1  # growth is no incident
 
 
+@pytest.mark.slow
 def test_killed_host_agent_is_replaced_and_the_job_knows_its_past(tmp_path: Path) -> None:
     """The other node stops, finds whoever serves the store then, and counters and history go on."""
     with job(tmp_path, "--nnodes", "2", script=(TRAINING,)) as this:

@@ -23,6 +23,7 @@ SLURM = [{**JOB_A, "SLURM_PROCID": str(place)} for place in range(2)]
 KUBERNETES = [{"JOB_COMPLETION_INDEX": str(place), "HOSTNAME": f"train-{place}-ab1cd"} for place in range(2)]
 
 
+@pytest.mark.slow
 def test_other_jobs_are_refused_and_the_same_id_can_be_used_again(tmp_path: Path) -> None:
     """Another id and other arguments end with 95, told on both sides; who waits is not disturbed."""
     with job(tmp_path, "--nnodes", "2", script=(WORKER, WORKS)) as this:

@@ -79,6 +79,7 @@ def test_name_that_is_known_late_leads_to_a_host_that_takes_it_for_its_loopback(
     assert joined == {"node-a": "127.0.0.1", "node-b": b.address}
 
 
+@pytest.mark.slow
 def test_ranks_of_hosts_without_ipv4_meet_at_the_address_that_was_given(net: Network, tmp_path: Path) -> None:
     """An endpoint in brackets, and one of several addresses of the first node."""
     a, b = net.add("node-a", is_v6=True), net.add("node-b", is_v6=True)
@@ -117,6 +118,7 @@ def test_node_that_is_cut_off_stops_and_comes_back_when_the_way_is_there_again(
         job.check_one_world()
 
 
+@pytest.mark.slow
 def test_node_whose_address_leads_nowhere_is_named_and_tried_again(net: Network, tmp_path: Path) -> None:
     """The round is stopped on both nodes; no restart is used up, and the way may come to be."""
     a, b = net.add("node-a"), net.add("node-b")

@@ -75,6 +75,7 @@ def test_no_key_of_the_round_before_is_in_the_store(tmp_path: Path) -> None:
     assert run.stdout.count("stale: False") == 4
 
 
+@pytest.mark.slow
 def test_twenty_failures_in_a_collective_cost_twenty_restarts(tmp_path: Path) -> None:
     """No attempt is lost to stale addresses, even with each round's store on the same port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -58,8 +58,10 @@ def size_of(pid: int) -> Size:
 def is_settled(run: Run) -> bool:
     """Whether the job trains, its standby waits and its store serves: nothing is under way in the agent."""
     found = [record.event for record in run.records()]
-    last = max(i for i, event in enumerate(found) if isinstance(event, events.WorkerStarted))
-    kinds = {type(event) for event in found[last:]}
+    starts = [i for i, event in enumerate(found) if isinstance(event, events.WorkerStarted)]
+    if not starts:  # a worker may be quicker than the line that tells of its start
+        return False
+    kinds = {type(event) for event in found[starts[-1] :]}
     return {events.WorkerProgressed, events.StandbyReadied} <= kinds and "pt_tcpstore_uv" in threads_of(run)
 
 
