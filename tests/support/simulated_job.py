@@ -609,7 +609,7 @@ class SimulatedJob:
                 line.slow_s = 2.0
                 self._later(fault.value_s, lambda: setattr(line, "slow_s", 0.0))
             case Kind.SIGNAL:
-                agent.do(lambda: agent.advance(node_state.Signalled(SIGTERM, "SIGTERM")))
+                agent.do(lambda: agent.advance(node_state.Signalled(SIGTERM)))
             case Kind.REQUEST:
                 agent.do(lambda: agent.advance(node_state.StopRequested(93, "asked")))
             case Kind.EXCLUDE:
