@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
+from typing import NoReturn
 
 from ftrun.launcher import exit_codes
 from ftrun.launcher.launch import launch
@@ -39,7 +42,21 @@ def _fill_standard_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
+def leave(code: int) -> NoReturn:
+    """End this process, at once if there are threads left.
+
+    One that comes out of C++ (torch, asking a store that does not answer) while the interpreter ends is
+    unwound by Python, at which C++ calls std::terminate: the exit code would be that of an abort.
+    """
+    if threading.active_count() == 1:
+        sys.exit(code)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
+
+
 def main() -> None:
     """Entry point of the `ftrun` command."""
     _fill_standard_streams()
-    sys.exit(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ftrun.launcher.messages import Agent, Hello, JobPlan, Message, Publication, StopKind, StopOrder
+from ftrun.launcher.messages import Agent, Awaited, Hello, JobPlan, Message, Publication, StopKind, StopOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,11 @@ class Waiting:
     """The store is not there yet; told once per change of the reason."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """The search for the store begins: all that it needs is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,18 @@ class Degraded:
 
 
 Note: TypeAlias = (
-    Connected | Waiting | Mismatch | Lost | Published | Stopped | Received | Beats | StoodStill | Degraded
+    Connected
+    | Looking
+    | Waiting
+    | Mismatch
+    | Lost
+    | Published
+    | Stopped
+    | Received
+    | Beats
+    | StoodStill
+    | Degraded
+    | Awaited
 )
 """What an exchange tells its agent, in the order in which it happened."""
 
@@ -126,6 +142,9 @@ class Exchange(Protocol):
 
     def publish(self, sequence: int, publication: Publication) -> None:
         """Close the round and open the next one; ends the round before if nobody has. Host agent only."""
+
+    def tell_awaited(self, sequence: int, awaited: Awaited) -> None:
+        """Let those who have joined the open round know what it waits for. Host agent only."""
 
     def watch_beats(self, agents: Collection[Agent]) -> None:
         """Report the keep-alives of these agents from now on, and of no others. Host agent only."""
@@ -175,6 +194,9 @@ class LocalExchange:
             self.order_stop(sequence - 1, over(self._agent))
         self._open = sequence + 1
         self._post(Published(sequence, publication))
+
+    def tell_awaited(self, sequence: int, awaited: Awaited) -> None:
+        """Nobody else waits."""
 
     def watch_beats(self, agents: Collection[Agent]) -> None:
         """An agent that runs this is alive."""

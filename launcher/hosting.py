@@ -11,7 +11,7 @@ from ftrun.launcher.exchange import Exchange
 from ftrun.launcher.hangs import Record
 from ftrun.launcher.host_state import Decide, Event, HostState, Order, Publish, Stage, Tell, Watch
 from ftrun.launcher.message_bounds import bound_incident
-from ftrun.launcher.messages import Publication
+from ftrun.launcher.messages import Awaited, Publication
 from ftrun.launcher.quorum import Rules
 from ftrun.monitor import events
 
@@ -64,6 +64,9 @@ class Hosting:
                     self._set_aside(action)
                 case Tell(event):
                     self._record(event, durable=isinstance(event, events.RestartDecided))
+                    if isinstance(event, events.RendezvousAwaited):
+                        awaited = Awaited(event.awaited, event.remaining_s)
+                        self._exchange.tell_awaited(self._state.sequence, awaited)
 
 
 def _bounded(publication: Publication) -> Publication:

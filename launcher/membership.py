@@ -18,6 +18,7 @@ from ftrun.launcher.memory import brief, combine, exclude
 from ftrun.launcher.message_bounds import bound_evidence
 from ftrun.launcher.messages import (
     Agent,
+    Awaited,
     Bye,
     Exclusion,
     JobPlan,
@@ -158,6 +159,10 @@ class Membership:
                     yield self._take_loss(reason)
                 case ex.Mismatch(reason):
                     yield node_state.Sentenced(exit_codes.NO_RENDEZVOUS, reason)
+                case ex.Looking():
+                    yield node_state.Looking()
+                case Awaited(sentence, remaining_s):
+                    self._record(events.RendezvousAwaited(sentence, remaining_s))
                 case ex.StoodStill():
                     # Who waits for a plan would never hear that it was given up; to others a stop was sent.
                     if self._joined is not None:

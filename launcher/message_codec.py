@@ -17,7 +17,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn, cast, get_args, get_origin
 
-from ftrun.launcher.messages import Hello, Message, Publication, StopOrder
+from ftrun.launcher.messages import Awaited, Hello, Message, Publication, StopOrder
 from ftrun.monitor.incident import Evidence, Incident
 
 SCHEMA_VERSION = 1
@@ -39,7 +39,7 @@ class MessageError(ValueError):
     """A text is not exactly one of the expected messages, or a value cannot be sent; says where and why."""
 
 
-def encode(value: Message | Publication | StopOrder | Hello) -> str:
+def encode(value: Message | Publication | StopOrder | Hello | Awaited) -> str:
     """One line of ASCII, whatever bytes a path in it has.
 
     Raises:
@@ -85,6 +85,15 @@ def decode_stop(text: str | bytes) -> StopOrder:
         MessageError: it is not exactly such a message.
     """
     return cast("StopOrder", _decode(text, StopOrder))
+
+
+def decode_awaited(text: str | bytes) -> Awaited:
+    """What the open round waits for.
+
+    Raises:
+        MessageError: it is not exactly such a message.
+    """
+    return cast("Awaited", _decode(text, Awaited))
 
 
 def decode_hello(text: str | bytes) -> Hello:

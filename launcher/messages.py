@@ -172,6 +172,15 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """What the open round waits for, as the host agent has told it last; for those who wait with it."""
+
+    sentence: str
+    remaining_s: float
+    """Seconds until the job is given up, when that was said."""
+
+
+@dataclass(frozen=True, slots=True)
 class Bye:
     """An agent knows the verdict and ends."""
 

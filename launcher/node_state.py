@@ -60,6 +60,11 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
+class Looking:
+    """The search for the host agent's store begins."""
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """The host agent's store is lost."""
 
@@ -161,6 +166,7 @@ class Woke:
 
 Event = (
     Connected
+    | Looking
     | Disconnected
     | Planned
     | Sentenced
@@ -255,6 +261,10 @@ class State:
     sequence: int = 0
     """Of the open round."""
     is_connected: bool = False
+    search_s: float = 0.0
+    """How long the first host agent's store is looked for, from when the search begins."""
+    is_looking: bool = False
+    """It has begun: what it needs is imported."""
     connect_by: float | None = None
     """When the search for the host agent's store is given up."""
     lost_store: str = ""

@@ -29,6 +29,7 @@ from ftrun.launcher.node_state import (
     Hung,
     JoinNext,
     Kill,
+    Looking,
     Ordered,
     Phase,
     Planned,
@@ -49,6 +50,9 @@ from ftrun.launcher.node_state import (
 from ftrun.monitor.signal_names import signal_name
 
 _SIGTERM = 15
+_IMPORTS_S = 300.0
+"""Longest wait for the imports before the search: on a shared file system, under a whole cluster's load, they
+have been seen to take minutes."""
 _LAST_WORD_S = 1.0
 """How long a node that has succeeded and is told to stop waits for the job's verdict."""
 
@@ -70,6 +74,8 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> Step:
             return _signalled(state, signum, now, graces)
         case _, StopRequested():
             return _stop_requested(state, event, now, graces)
+        case _, Looking():
+            return _looking(state, now), ()
         case _, Connected(sequence):
             return _connected(state, sequence)
         case _, Disconnected(reason):
@@ -89,11 +95,7 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> Step:
             stopping = _stopping(apart, Cause.START, now, graces.after_failure_s)
             return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
         case Phase.RUNNING, Unhealthy(reason):
-            if state.exits:  # some ranks are done: the round is about to end by itself
-                return state, ()
-            sick = replace(state, unhealthy=reason)
-            stopping = _stopping(sick, Cause.FAILURE, now, graces.after_failure_s)
-            return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
+            return _found_unhealthy(state, reason, now, graces)
         case Phase.RUNNING, Hung(local_ranks, reason):
             stopping = _stopping(state, Cause.FAILURE, now, graces.after_failure_s)
             return stopping, (TellStop(StopKind.FAILURE, reason), EndHung(local_ranks), Ask(_SIGTERM))
@@ -110,9 +112,21 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> Step:
 
 
 def begin(local_world_size: int, now: float, connect_timeout_s: float) -> State:
-    """The state before anything has happened; the caller looks for the host agent's store."""
-    connect_by = now + connect_timeout_s
-    return State(local_world_size, connect_by=connect_by, deadline=connect_by)
+    """The state before anything has happened; the caller looks for the host agent's store.
+
+    The time for that counts from when the search itself begins (`Looking`).
+    """
+    by = now + _IMPORTS_S
+    return State(local_world_size, search_s=connect_timeout_s, connect_by=by, deadline=by)
+
+
+def _looking(state: State, now: float) -> State:
+    is_first = state.phase is Phase.JOINING and not state.is_looking and not state.is_connected
+    state = replace(state, is_looking=True)
+    if not is_first or state.ending is not None:
+        return state
+    by = now + state.search_s
+    return replace(state, connect_by=by, deadline=by)
 
 
 def _connected(state: State, sequence: int) -> Step:
@@ -174,6 +188,14 @@ def _ordered(state: State, sequence: int, order: StopOrder, now: float, graces: 
     if is_gentle:
         return _stopping(state, Cause.REQUEST, now, graces.after_signal_s), (Ask(_SIGTERM),)
     return _stopping(state, Cause.ORDER, now, graces.after_failure_s), (Ask(_SIGTERM),)
+
+
+def _found_unhealthy(state: State, reason: str, now: float, graces: Graces) -> Step:
+    if state.exits:  # some ranks are done: the round is about to end by itself
+        return state, ()
+    sick = replace(state, unhealthy=reason)
+    stopping = _stopping(sick, Cause.FAILURE, now, graces.after_failure_s)
+    return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
 
 
 def _rank_exited(state: State, end: RankExited, now: float, graces: Graces) -> Step:
@@ -252,9 +274,15 @@ def _woken(state: State, now: float, graces: Graces) -> Step:
     if state.phase is Phase.JOINING and state.ending is not None:
         return _ended(state, state.ending), (Depart(),)
     if state.phase is Phase.JOINING and not state.is_connected:
-        reason = f"gave up looking for a host agent: {state.lost_store or 'none was found'}"
-        return _ended(state, Ending(exit_codes.NO_RENDEZVOUS, reason)), ()
+        return _ended(state, Ending(exit_codes.NO_RENDEZVOUS, _vain(state))), ()
     return state, ()
+
+
+def _vain(state: State) -> str:
+    if not state.is_looking and not state.lost_store:
+        return f"what the search for a host agent needs was not imported within {_IMPORTS_S:g} s"
+    why = state.lost_store or f"none was found within {state.search_s:g} s (join_timeout)"
+    return f"gave up looking for a host agent: {why}"
 
 
 def _grace_over(state: State, now: float, graces: Graces) -> Step:

@@ -5,6 +5,7 @@
     inbox/count  messages announced so far; inbox/<i> a message
     alive/<a>    keep-alives of agent process a
     plan/<k>     publication that closes round k, compressed; stop/<k> the order that ends it
+    awaited/<k>  what round k waits for, if it had to be said; of interest to people only
 
 A message costs an agent two requests, a plan or a stop one blocking wait and a read; the host agent reads all
 new messages with one request.
@@ -77,11 +78,19 @@ class Board:
         if sequence >= KEPT_ROUNDS:
             self.client.delete(self.key(f"plan/{sequence - KEPT_ROUNDS}"))
             self.client.delete(self.key(f"stop/{sequence - KEPT_ROUNDS}"))
+            self.client.delete(self.key(f"awaited/{sequence - KEPT_ROUNDS}"))
+
+    def tell_awaited(self, sequence: int, text: str) -> None:
+        """What the open round waits for. Host agent only."""
+        self.client.set(self.key(f"awaited/{sequence}"), text)
+
+    def read_awaited(self, sequence: int) -> bytes | None:
+        """What the round waits for; None if that was never said."""
+        return self._peek(f"awaited/{sequence}")
 
     def read_plan(self, sequence: int) -> bytes | None:
         """What closed the round, packed; None if nothing has, or it is forgotten."""
-        key = self.key(f"plan/{sequence}")
-        return self.client.get(key) if self.client.has([key]) else None
+        return self._peek(f"plan/{sequence}")
 
     def wait_plan(self, sequence: int, timeout_s: float) -> bytes | None:
         """What closed the round, packed; None if nothing has in time."""
@@ -90,6 +99,10 @@ class Board:
     def wait_stop(self, sequence: int, timeout_s: float) -> bytes | None:
         """The order that ended the round; None if it has not been ended in time."""
         return self._read(f"stop/{sequence}", timeout_s)
+
+    def _peek(self, name: str) -> bytes | None:
+        key = self.key(name)
+        return self.client.get(key) if self.client.has([key]) else None
 
     def _read(self, name: str, timeout_s: float) -> bytes | None:
         key = self.key(name)

@@ -14,9 +14,9 @@ from functools import partial
 
 from ftrun.launcher import store_external
 from ftrun.launcher.endpoint import Endpoint, Resolver
-from ftrun.launcher.exchange import Post, over
+from ftrun.launcher.exchange import Looking, Post, over
 from ftrun.launcher.message_codec import encode
-from ftrun.launcher.messages import Agent, Hello, Message, Publication, StopOrder
+from ftrun.launcher.messages import Agent, Awaited, Hello, Message, Publication, StopOrder
 from ftrun.launcher.store_board import Board
 from ftrun.launcher.store_client import BackendError, Clock, StoreError, import_torch
 from ftrun.launcher.store_connector import TcpConnector
@@ -101,6 +101,10 @@ class StoreExchange:
         text, order = encode(publication), encode(over(self._agent))
         self._put(partial(Board.publish, sequence=sequence, text=text, over=order))
 
+    def tell_awaited(self, sequence: int, awaited: Awaited) -> None:
+        """Set the round's key for that."""
+        self._put(partial(Board.tell_awaited, sequence=sequence, text=encode(awaited)))
+
     def _put(self, request: Request) -> None:
         if self._talk is not None:
             self._talk.put(request)
@@ -127,6 +131,7 @@ class StoreExchange:
     def _find(self, session: Session, talk: Talk, hello: Hello) -> None:
         try:
             import_torch()
+            session.post(Looking())
             connector = self._connector(session, hello)
             while (link := connector.find()) is not None:
                 try:

@@ -7,8 +7,14 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ftrun.launcher.exchange import Beats, Connected, Degraded, Published, Received, StoodStill, Stopped
-from ftrun.launcher.message_codec import MessageError, decode_message, decode_publication, decode_stop
-from ftrun.launcher.messages import Agent, JobPlan, Publication, Verdict
+from ftrun.launcher.message_codec import (
+    MessageError,
+    decode_awaited,
+    decode_message,
+    decode_publication,
+    decode_stop,
+)
+from ftrun.launcher.messages import Agent, Awaited, JobPlan, Publication, Verdict
 from ftrun.launcher.store_board import KEPT_ROUNDS, Board, unpack
 from ftrun.launcher.store_inbox import Inbox
 from ftrun.launcher.store_link import Link
@@ -16,6 +22,8 @@ from ftrun.launcher.store_session import Session
 
 _WAIT_S = 30.0
 """One blocking wait; in between, firewalls that forget idle connections after minutes see some traffic."""
+_AWAITED_AFTER_S = 3.0
+"""A round that takes longer to form is worth a look at what it waits for; then again after each wait."""
 
 Request = Callable[[Board], None]
 
@@ -32,6 +40,7 @@ class Talk:
         self._watched: Sequence[str] = ()
         self._outlives_host = False
         self._is_host = False
+        self._awaited: Awaited | None = None
 
     def put(self, request: Request) -> None:
         """Have the sender make this request, after those that were put before."""
@@ -111,7 +120,7 @@ class Talk:
 
     def _follow(self, board: Board, sequence: int) -> None:
         """Report each round's plan and end, until there is a verdict."""
-        while (packed := self._wait_for(board, board.wait_plan, sequence)) is not None:
+        while (packed := self._wait_for_plan(board, sequence)) is not None:
             try:
                 publication = decode_publication(unpack(packed))
                 self._session.is_over = isinstance(publication, Verdict)
@@ -125,6 +134,25 @@ class Talk:
             except MessageError as error:
                 self._session.refuse(f"the host agent at {self._session.where} cannot be understood: {error}")
             sequence += 1
+
+    def _wait_for_plan(self, board: Board, sequence: int) -> bytes | None:
+        packed = board.wait_plan(sequence, _AWAITED_AFTER_S)
+        if packed is not None:
+            return packed
+
+        def wait(sequence: int, timeout_s: float) -> bytes | None:
+            self._look_at_awaited(board, sequence)
+            return board.wait_plan(sequence, timeout_s)
+
+        return self._wait_for(board, wait, sequence)
+
+    def _look_at_awaited(self, board: Board, sequence: int) -> None:
+        """Tell what the round waits for, when it is news; the host agent itself knows."""
+        text = None if self._is_host else board.read_awaited(sequence)
+        awaited = None if text is None else decode_awaited(text)
+        if awaited is not None and (self._awaited is None or awaited.sentence != self._awaited.sentence):
+            self._session.post(awaited)
+        self._awaited = awaited
 
     def _wait_for(
         self, board: Board, wait: Callable[[int, float], bytes | None], sequence: int

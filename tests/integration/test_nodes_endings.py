@@ -108,6 +108,8 @@ def test_too_few_nodes(tmp_path: Path) -> None:
         second = this.start(1)
         [awaited, *_] = this.wait_event(first, events.RendezvousAwaited)
         assert "of 3 nodes" in awaited.awaited
+        [told, *_] = this.wait_event(second, events.RendezvousAwaited)
+        assert "1 of 3 nodes" in told.awaited  # who waits with it sees the same
         assert this.codes() == [95, 95], this.account()
         [reason] = reasons(this)
         assert "join_timeout" in reason

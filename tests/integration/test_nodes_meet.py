@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,11 @@ from tests.support.nodes import DEADLINE_S, WORKER, ended, free_port, job, secon
 from tests.support.run import start
 
 WORKS = "work_until('end')"
+DIES_ONCE = """
+if rank == 1 and restart_count == 0:
+    os.kill(os.getpid(), 9)
+work_until('end')
+"""
 AT_ONCE_S = 10.0
 """Bound for what waits for nothing, on a busy machine."""
 JOB_A = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
@@ -46,6 +55,40 @@ def test_other_jobs_are_refused_and_the_same_id_can_be_used_again(tmp_path: Path
         again = [this.start(0), this.start(1)]
         assert this.codes(*again) == [0, 0], this.account()
         assert [one.restart for one in this.said("began")] == [0, 0, 0, 0]
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Iterator[int]:
+    """Port of an etcd that speaks the v2 API."""
+    if shutil.which("etcd") is None or importlib.util.find_spec("etcd") is None:
+        pytest.skip("needs etcd (Debian: etcd-server) and its client (pip install python-etcd)")
+    port, peers = free_port(), free_port()
+    urls = ("--listen-client-urls", "--advertise-client-urls")
+    command = ["etcd", "--enable-v2", "--data-dir", str(tmp_path / "etcd")]
+    command += [part for option in urls for part in (option, f"http://127.0.0.1:{port}")]
+    command += ["--listen-peer-urls", f"http://127.0.0.1:{peers}"]
+    with (tmp_path / "etcd.log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
+def test_etcd_is_a_meeting_place_too(etcd: int, tmp_path: Path) -> None:
+    """The store that torch's own handler returns carries the same rounds; no agent serves it."""
+    options = ("--nnodes", "2", "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", f"127.0.0.1:{etcd}")
+    with job(tmp_path, *options, "--local-addr", "127.0.0.1", script=(WORKER, DIES_ONCE)) as this:
+        first, second = this.start(0), this.start(1)
+        this.wait_said("began", 2, restart=1)
+        this.release("end")
+        assert this.codes() == [0, 0], this.account()
+        [decided] = first.events(events.RestartDecided)
+        assert second.events(events.RestartDecided) == [decided]
+        assert "rank 1" in decided.reason
+        assert [one.world for one in this.said("began")] == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from ftrun.launcher.node_state import (
     Hung,
     JoinNext,
     Kill,
+    Looking,
     Ordered,
     Phase,
     Planned,
@@ -78,11 +79,32 @@ def test_node_joins_as_soon_as_the_store_is_there_and_starts_when_it_has_a_seat(
 
 def test_search_for_the_store_is_given_up_after_its_timeout():
     """A host agent that never comes ends the node with 95, and not a moment before."""
-    state, _ = run_through((59.9, Woke()))
+    state, _ = run_through((0.0, Looking()), (59.9, Woke()))
     assert state.phase is Phase.JOINING
     state, actions = advance(state, Woke(), 60.0, GRACES)
     assert (state.phase, state.exit_code, actions) == (Phase.ENDED, 95, ())
-    assert "gave up looking for a host agent" in state.end_reason
+    assert state.end_reason == "gave up looking for a host agent: none was found within 60 s (join_timeout)"
+
+
+def test_time_for_the_search_counts_from_when_the_imports_are_done():
+    """Slow imports on a busy file system are not held against the other nodes."""
+    state, _ = run_through((80.0, Woke()), (100.0, Looking()), (159.9, Woke()))
+    assert (state.phase, state.deadline, state.connect_by) == (Phase.JOINING, 160.0, 160.0)
+    state, _ = advance(state, Woke(), 160.0, GRACES)
+    assert (state.phase, state.exit_code) == (Phase.ENDED, 95)
+
+
+def test_imports_that_never_end_are_named():
+    """A file system that has died holds up the search for ever; that is not a host agent's fault."""
+    state, _ = run_through((400.0, Woke()))
+    assert (state.phase, state.exit_code) == (Phase.ENDED, 95)
+    assert "was not imported within 300 s" in state.end_reason
+
+
+def test_search_after_a_loss_keeps_its_own_time():
+    """What begins the first search does not cut a later one short."""
+    state, _ = run_through((0.0, Looking()), JOINED, (10.0, Disconnected("reset")), (10.1, Looking()))
+    assert state.deadline == state.connect_by == 310.0
 
 
 def test_node_without_a_seat_joins_the_next_round_at_once():

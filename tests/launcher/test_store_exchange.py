@@ -35,6 +35,7 @@ from ftrun.launcher.exchange import (
 from ftrun.launcher.message_codec import encode
 from ftrun.launcher.messages import (
     Agent,
+    Awaited,
     Bye,
     JobPlan,
     Memory,
@@ -152,6 +153,20 @@ def test_first_of_two_stoppers_wins_everywhere(join: Callable[..., Party], port:
             party.exchange.order_stop(sequence, failure(party))
         orders = [party.expect(Stopped) for party in parties]
         assert orders == [Stopped(sequence, orders[0].order)] * 3
+
+
+def test_who_waits_for_a_round_is_told_what_it_waits_for(join: Callable[..., Party], port: int) -> None:
+    """Only the host agent knows it; the others would be silent for as long as the wait takes."""
+    host, member = join("a", setting(port)), join("b", setting(port))
+    host.connect()
+    member.connect()
+    waits = Awaited("1 of 3 nodes; have a, b", 590.0)
+    host.exchange.tell_awaited(0, waits)
+    assert member.expect(Awaited) == waits
+    host.exchange.publish(0, plan(0, host, member))
+    for party in (host, member):
+        assert party.expect(Published).sequence == 0
+        assert [note for note in party.seen if isinstance(note, Awaited)] == [waits] * (party is member)
 
 
 def test_newcomer_is_told_the_open_round(join: Callable[..., Party], port: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ftrun.launcher import exchange as ex
-from ftrun.launcher.messages import Agent, Hello, JobPlan, Message, Publication, StopOrder, Verdict
+from ftrun.launcher.messages import Agent, Awaited, Hello, JobPlan, Message, Publication, StopOrder, Verdict
 
 KEEP_ALIVE_S = 1.0
 LOST_AFTER_S = 5.0
@@ -133,6 +133,7 @@ class SimulatedExchange:
     def connect(self) -> None:
         """Look for the store until it is found."""
         self._generation += 1
+        self._post(ex.Looking())
         self._look(self._generation)
 
     def _look(self, generation: int) -> None:
@@ -308,6 +309,9 @@ class SimulatedExchange:
         store.plans[sequence] = publication
         store.open = sequence + (not isinstance(publication, Verdict))
         store.notify()
+
+    def tell_awaited(self, sequence: int, awaited: Awaited) -> None:
+        """For people; no agent acts on it."""
 
     def watch_beats(self, agents: Collection[Agent]) -> None:
         """Whose counters are reported."""
