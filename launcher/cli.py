@@ -19,7 +19,7 @@ def run(argv: Sequence[str]) -> int:
     try:
         return launch(parse(argv, os.environ))
     except HelpRequested as request:
-        print(request.text)
+        _show(request.text)
         return exit_codes.OK
     except Exception as error:  # the agent's top frame: whatever it is, it gets an exit code and a message
         from ftrun.launcher.errors import explain  # not needed by a job that runs
@@ -27,6 +27,14 @@ def run(argv: Sequence[str]) -> int:
         code, message = explain(error)
         print(message, file=sys.stderr)
         return code
+
+
+def _show(text: str) -> None:
+    """Write to stdout; a reader who has seen enough, such as `head`, is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is flushed when this process ends
 
 
 def _fill_standard_streams() -> None:
