@@ -20,7 +20,7 @@ from ftrun.healthchecks.registry import Source
 from ftrun.healthchecks.result import Result
 from ftrun.healthchecks.snapshots import NvmlSnapshot, XidEvent
 from ftrun.healthchecks.thresholds import Thresholds
-from ftrun.healthchecks.visible_gpus import is_known, job_uuids, visible_uuids
+from ftrun.healthchecks.visible_gpus import gpus_of_devices, is_known, job_uuids, visible_uuids
 
 _GPU_WINDOW_S = 1200.0
 """The longest look back of a judge of GPUs is 15 minutes (NVLink errors)."""
@@ -87,6 +87,7 @@ class Course:
         self._has_kernel_log = False
         self._hung_at: list[float] = []
         self._visible: tuple[str, ...] | None = None
+        self._gpu_of: dict[str, str] = {}
         self._gpu = History[NvmlSnapshot](_GPU_WINDOW_S)
         self._network = History[NetworkSnapshot](_NETWORK_WINDOW_S)
         self._host = History[HostSnapshot](_HOST_WINDOW_S)
@@ -101,6 +102,11 @@ class Course:
     def visible(self) -> tuple[str, ...] | None:
         """UUIDs of the devices that CUDA numbers 0, 1, ..; None as long as that is not known."""
         return self._visible
+
+    @property
+    def visible_gpus(self) -> tuple[str, ...] | None:
+        """UUID of the GPU that each of these devices is, or is a MIG part of."""
+        return None if self._visible is None else tuple(self._gpu_of.get(one, one) for one in self._visible)
 
     def job(self, own_pids: frozenset[int] = frozenset()) -> JobGpus:
         """The job's GPUs, as far as they are known now."""
@@ -158,6 +164,7 @@ class Course:
         if isinstance(now.init, Missing):
             return self._count_hangs(now) if now.init.lack is Lack.TIMEOUT else 0
         self._gpu.add(now)
+        self._gpu_of |= gpus_of_devices(now)
         if self._visible is None or not all(map(is_known, self._visible)):
             scope = self._scope
             self._visible = visible_uuids(scope.visible_devices, scope.device_order, now)

@@ -147,8 +147,7 @@ def _gone(now: NvmlSnapshot, baseline: NvmlSnapshot | None, job: JobGpus) -> lis
     known = known_gpus(now, baseline, job)
     if any(not gpu.uuid for gpu in known):
         return []
-    there = {gpu.uuid for gpu in known}
-    there |= {device.uuid for gpu in known for device in value_of(gpu.gpu.mig_devices) or ()}
+    there = {name for gpu in known for name in gpu.names}
     wanted = job.uuids
     if wanted is None:
         wanted = frozenset(u for gpu in (baseline.gpus if baseline else ()) if (u := value_of(gpu.uuid)))

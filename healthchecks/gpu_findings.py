@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftrun.healthchecks.reading import SKIPPING, Missing, Value, value_of
 from ftrun.healthchecks.result import Result, Status, Subject, SubjectKind, as_warning
@@ -51,6 +51,8 @@ class KnownGpu:
     is_of_job: bool
     before: Gpu | None
     """The same GPU in the baseline; None if there is no baseline or it was not there."""
+    names: frozenset[str] = frozenset()
+    """UUIDs by which the job may list it: its own and those of its MIG devices, also if it is lost by now."""
 
     def subject(self, kind: SubjectKind = "gpu") -> Subject:
         """The GPU, or its links, as the subject of a result."""
@@ -63,18 +65,22 @@ def known_gpus(now: NvmlSnapshot, baseline: NvmlSnapshot | None, job: JobGpus) -
     A GPU that cannot say its UUID any more is the one that had its index in the baseline, unless that one has
     moved to another index. One that nobody knows is the job's if one of the job's is missing.
     """
-    found = [(gpu, value_of(gpu.uuid) or _uuid_before(gpu, now, baseline)) for gpu in now.gpus]
-    named = {name for gpu, uuid in found for name in _names(gpu, uuid)}
+    found = [_recognise(gpu, now, baseline) for gpu in now.gpus]
+    named = frozenset(name for known in found for name in known.names)
     is_one_missing = job.uuids is None or bool(job.uuids - named)
     return tuple(
-        KnownGpu(
-            gpu,
-            uuid,
-            _is_of_job(gpu, uuid, job) if uuid else is_one_missing,
-            gpu_by_uuid(baseline, uuid) if baseline is not None and uuid else None,
-        )
-        for gpu, uuid in found
+        replace(known, is_of_job=_is_of_job(known, job) if known.uuid else is_one_missing) for known in found
     )
+
+
+def _recognise(gpu: Gpu, now: NvmlSnapshot, baseline: NvmlSnapshot | None) -> KnownGpu:
+    uuid = value_of(gpu.uuid) or _uuid_before(gpu, now, baseline)
+    before = gpu_by_uuid(baseline, uuid) if baseline is not None and uuid else None
+    listed = gpu.mig_devices
+    if isinstance(listed, Missing) and before is not None:
+        listed = before.mig_devices  # a lost GPU cannot list them any more, and is the job's all the same
+    names = frozenset({uuid, *(device.uuid for device in value_of(listed) or ())})
+    return KnownGpu(gpu, uuid, False, before, names)
 
 
 def _uuid_before(gpu: Gpu, now: NvmlSnapshot, baseline: NvmlSnapshot | None) -> str:
@@ -83,13 +89,8 @@ def _uuid_before(gpu: Gpu, now: NvmlSnapshot, baseline: NvmlSnapshot | None) -> 
     return uuid if uuid is not None and gpu_by_uuid(now, uuid) is None else ""
 
 
-def _names(gpu: Gpu, uuid: str) -> frozenset[str]:
-    """UUIDs by which the job may list the GPU: its own and those of its MIG devices."""
-    return frozenset({uuid, *(device.uuid for device in value_of(gpu.mig_devices) or ())})
-
-
-def _is_of_job(gpu: Gpu, uuid: str, job: JobGpus) -> bool:
-    return job.uuids is None or bool(_names(gpu, uuid) & job.uuids)
+def _is_of_job(known: KnownGpu, job: JobGpus) -> bool:
+    return job.uuids is None or bool(known.names & job.uuids)
 
 
 def judge_each(

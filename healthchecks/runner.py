@@ -138,9 +138,14 @@ class Health:
         return find_held(now, self._memory_baseline, self._course.job(), self._thresholds.gpu_memory)
 
     @property
-    def visible_gpus(self) -> tuple[str, ...] | None:
+    def visible_devices(self) -> tuple[str, ...] | None:
         """UUIDs of the devices that CUDA numbers 0, 1, .. (a local rank's is its own); None if not known."""
         return self._course.visible
+
+    @property
+    def visible_gpus(self) -> tuple[str, ...] | None:
+        """UUID of the GPU that each of these devices is, or is a MIG part of: whom results are about."""
+        return self._course.visible_gpus
 
     @staticmethod
     def child_pids() -> frozenset[int]:

@@ -40,6 +40,16 @@ def visible_uuids(visible: str | None, device_order: str, snapshot: NvmlSnapshot
     return None if has_mig and any(not uuid.startswith("MIG-") for uuid in found) else tuple(found)
 
 
+def gpus_of_devices(snapshot: NvmlSnapshot) -> dict[str, str]:
+    """UUID of the GPU that each MIG device of the reading is a part of, by the device's own UUID."""
+    return {
+        device.uuid: uuid
+        for gpu in snapshot.gpus
+        if (uuid := value_of(gpu.uuid)) is not None
+        for device in value_of(gpu.mig_devices) or ()
+    }
+
+
 def is_known(uuid: str) -> bool:
     """It is a UUID, not the name of a GPU that could not say its own."""
     return not uuid.startswith(_NAMELESS)

@@ -54,7 +54,9 @@ class Checked:
     """Of the check before a round; 0 for one while training runs."""
     results: tuple[Result, ...]
     devices: tuple[str, ...] | None
-    """UUIDs of the GPUs that CUDA numbers 0, 1, ..; None if that is not known."""
+    """UUIDs of the devices that CUDA numbers 0, 1, ..; None if that is not known."""
+    gpus: tuple[str, ...] | None = None
+    """UUID of the GPU that each of them is, or is a MIG part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,9 @@ class NodeHealth:
             is_worth_telling = not note.is_freed or note.waited_s >= _WORTH_TELLING_S
             return tuple(_told(held, note) for held in note.held) if is_worth_telling else ()
         self._checked = max(self._checked, note.number)
-        chart = replace(self._chart, devices=note.devices or self._chart.devices)
+        chart = self._chart
+        if note.devices:
+            chart = replace(chart, devices=note.devices, gpus=note.gpus or note.devices)
         self._chart, changes = health_chart.take_in(chart, note.results, self._clock())
         is_running = self._phase is Phase.RUNNING
         wants_look = is_running and health_chart.needs_second_look(self._chart, self._began_at)
@@ -308,12 +312,12 @@ class _Checker:
         report = health.begin(deadline_s) if is_first else health.check(Occasion.BEFORE_ROUND, deadline_s)
         drivers = [result.status for result in report.results if result.check == _DRIVER]
         self._has_driver = bool(drivers) and all(status is Status.HEALTHY for status in drivers)
-        self._post(Checked(number, report.results, health.visible_gpus))
+        self._post(Checked(number, report.results, health.visible_devices, health.visible_gpus))
 
     def _check(self, health: Health) -> None:
         own_pids = frozenset({os.getpid(), *process.descendants(os.getpid())})
         report = health.check(Occasion.PERIODIC, self._policy.deadline_periodic_s, own_pids)
-        self._post(Checked(0, report.results, health.visible_gpus))
+        self._post(Checked(0, report.results, health.visible_devices, health.visible_gpus))
 
     def _await_memory(self, health: Health, number: int) -> None:
         """Until all that the workers had of the GPUs' memory is free, and at most so long."""

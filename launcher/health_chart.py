@@ -43,7 +43,9 @@ class Chart:
     entries: Mapping[tuple[str, str], Entry] = field(default_factory=dict)
     """By check and kind and name of the subject."""
     devices: tuple[str, ...] | None = None
-    """UUIDs of the GPUs that CUDA numbers 0, 1, ..; None if that is not known."""
+    """UUIDs of the devices that CUDA numbers 0, 1, ..; None if that is not known."""
+    gpus: tuple[str, ...] | None = None
+    """UUID of the GPU that each of them is a MIG part of, whom results are about; None if they are GPUs."""
     slot_count: int = 0
     """Workers of the node if no GPU is left out; worker k uses the GPU with number k."""
     slots: tuple[int, ...] = ()
@@ -189,9 +191,9 @@ def _slots_on(chart: Chart, result: Result) -> tuple[int, ...]:
     devices: Sequence[str] = chart.devices or ()
     if result.subject.kind not in ("gpu", "nvlink") or not devices:
         return ()
-    return tuple(
-        slot for slot in range(chart.slot_count) if devices[slot % len(devices)] == result.subject.name
-    )
+    # A MIG device is sick with its GPU, and by itself when it is gone.
+    names = [{device, gpu} for device, gpu in zip(devices, chart.gpus or devices, strict=True)]
+    return tuple(slot for slot in range(chart.slot_count) if result.subject.name in names[slot % len(names)])
 
 
 def _ailment(chart: Chart, entry: Entry, ended_at: float) -> Ailment:

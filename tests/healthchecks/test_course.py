@@ -13,7 +13,7 @@ from ftrun.healthchecks.policy import JobPath, Scope
 from ftrun.healthchecks.reading import Missing, Value
 from ftrun.healthchecks.registry import Source
 from ftrun.healthchecks.result import Status
-from ftrun.healthchecks.snapshots import NvmlSnapshot, XidEvent, failed_snapshot
+from ftrun.healthchecks.snapshots import MigDevice, NvmlSnapshot, XidEvent, failed_snapshot
 from ftrun.healthchecks.thresholds import Thresholds
 from tests.support.network_snapshots import network, nic
 from tests.support.nvml_snapshots import ERROR, HANGS, LOST, gpu, node, uuid
@@ -145,6 +145,17 @@ def test_names_of_gpus_become_known_when_they_answer() -> None:
     job.take_in(Taken(gpu=lost()))
     assert job.visible == tuple(uuid(i) for i in range(4))
     assert job.job().uuids == frozenset(uuid(i) for i in range(4))
+
+
+def test_the_gpus_of_mig_devices_stay_known() -> None:
+    """Also when the GPU cannot list its parts any more."""
+    devices = tuple(MigDevice(f"MIG-{index}{'0' * 35}", index + 1, 0) for index in range(2))
+    job = course(Scope("n0", visible_devices=",".join(one.uuid for one in devices), local_world_size=2))
+    assert job.visible_gpus is None
+    job.take_in(Taken(gpu=node(gpu(0), gpu(1, mig_devices=Value(devices)))))
+    job.take_in(Taken(gpu=node(gpu(0), gpu(1, handle=LOST, mig_devices=LOST))))
+    assert job.visible == tuple(one.uuid for one in devices)
+    assert job.visible_gpus == (uuid(1), uuid(1))
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])

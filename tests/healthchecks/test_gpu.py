@@ -276,6 +276,19 @@ def test_a_mig_device_of_the_job_makes_its_gpu_the_jobs() -> None:
     assert [gpu.is_of_job for gpu in known] == [False, True]
 
 
+def test_a_lost_gpu_is_the_jobs_by_the_mig_devices_that_it_had() -> None:
+    """One finding, about the GPU; an instance that was taken away is one of its own."""
+    devices = (MigDevice("MIG-a", 1, 0), MigDevice("MIG-b", 2, 0))
+    before = node(gpu(0), gpu(1, mig_devices=Value(devices)))
+    job = JobGpus("n0", frozenset({"MIG-b"}))
+    results = judge_lost(node(gpu(0), Gpu(1, handle=LOST)), before, job)
+    assert [(one.status, one.subject.name) for one in results] == [(HEALTHY, uuid(0)), (UNHEALTHY, uuid(1))]
+    others = JobGpus("n0", frozenset({"MIG-c"}))
+    assert judge_lost(node(gpu(0), Gpu(1, handle=LOST)), before, others)[1].status is DEGRADED
+    results = judge_lost(node(gpu(0), gpu(1, mig_devices=Value(devices[:1]))), before, job)
+    assert [one.subject.name for one in results if one.status is UNHEALTHY] == ["MIG-b"]
+
+
 def test_a_counter_that_was_reset_has_grown_from_zero() -> None:
     """It is never the difference without its sign."""
     assert [growth(7, 5), growth(5, 5), growth(2, 5)] == [2, 0, 2]

@@ -6,7 +6,7 @@ import pytest
 
 from ftrun.healthchecks.reading import Value
 from ftrun.healthchecks.snapshots import MigDevice
-from ftrun.healthchecks.visible_gpus import is_known, job_uuids, visible_uuids
+from ftrun.healthchecks.visible_gpus import gpus_of_devices, is_known, job_uuids, visible_uuids
 from tests.support.nvml_snapshots import LOST, gpu, node, uuid
 
 MIG = tuple(MigDevice(f"MIG-{index:08x}-0000-0000-0000-000000000000", index + 1, 0) for index in range(2))
@@ -49,6 +49,12 @@ def test_list_of_visible_devices_is_read_as_cuda_does(visible: str | None, expec
 def test_mig_devices_have_uuids_of_their_own(visible: str | None, expected: tuple[str, ...] | None) -> None:
     """Without one it is not known which instances CUDA numbers, so the whole node counts."""
     assert visible_uuids(visible, "", SPLIT) == expected
+
+
+def test_mig_devices_are_parts_of_gpus() -> None:
+    """What is found of the GPU concerns all of them."""
+    assert gpus_of_devices(SPLIT) == {device.uuid: uuid(0) for device in MIG}
+    assert gpus_of_devices(PLAIN) == {}
 
 
 def test_a_gpu_that_is_lost_at_the_begin_still_is_one_of_the_job_s() -> None:

@@ -54,10 +54,13 @@ def fake(library: Path, tmp_path: Path) -> FakeNvml:
 
 
 @contextmanager
-def job(directory: Path, fake: FakeNvml, *options: str, code: str = WORKS) -> Iterator[Run]:
-    """Two ranks on the fake node."""
+def job(
+    directory: Path, fake: FakeNvml, *options: str, code: str = WORKS, visible: str | None = None
+) -> Iterator[Run]:
+    """Two ranks on the fake node; `visible` is CUDA_VISIBLE_DEVICES."""
     arguments = ("--nproc-per-node", "2", *options, WORKER, code)
-    with start(directory / "job", *arguments, environment=fake.environment) as run:
+    more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    with start(directory / "job", *arguments, environment={**fake.environment, **more}) as run:
         yield run
 
 
@@ -282,6 +285,38 @@ def test_workers_see_only_the_gpus_that_are_left(fake: FakeNvml, tmp_path: Path)
         run.wait_for_text("rc2] began None", 2)
         (run.directory / "end").touch()
         assert run.wait() == 0
+
+
+def test_fault_of_a_gpu_takes_away_its_mig_devices_only(fake: FakeNvml, tmp_path: Path) -> None:
+    """A lost GPU cannot say which instances it had; the worker on the other GPU's goes on."""
+    fake.set("gpu.*.mig", 1)
+    fake.set("gpu.*.mig.devices", 1)
+    devices = [f"MIG-00000000-0000-0000-{gpu:04d}-000000000000" for gpu in range(2)]
+    code = WORKS.replace('say("began")', 'say("began", os.environ.get("CUDA_VISIBLE_DEVICES"))')
+    options = (*OFTEN, "--ft-set", "world.shrink=gpu")
+    with job(tmp_path, fake, *options, code=code, visible=",".join(devices)) as run:
+        run.wait_for_text(f"began {devices[0]},{devices[1]}", 2)
+        fake.set("gpu.0.lost", 1)
+        run.wait_for_text(f"[r0 rc1] began {devices[1]}")
+        (run.directory / "end").touch()
+        assert run.wait() == 0
+    [incident] = run.events(events.IncidentDiagnosed)
+    assert (incident.incident_kind, incident.culprit_rank) == ("gpu_lost", 0)
+    assert changes(run, "gpu.lost") == [("gpu 0", "unhealthy")]
+
+
+def test_driver_that_hangs_too_often_is_not_used(fake: FakeNvml, tmp_path: Path) -> None:
+    """Here once is too often; nothing else is wrong with the node, and its workers have run well."""
+    options = (*SELDOM, *HASTY, "--ft-set", "health.thresholds={gpu.max_hangs: 1}")
+    with job(tmp_path, fake, *options) as run:
+        run.wait_for_text("began", 2)
+        fake.set(HANG, "sleep")
+        (run.directory / "die0.0").touch()
+        assert run.wait() == 94
+    assert [status for _, status in changes(run, "gpu.driver")] == ["unhealthy"]
+    [ended] = run.events(events.RunEnded)
+    assert "gpu.driver" in ended.reason
+    assert run.living() == {}
 
 
 def test_node_does_not_shrink_below_what_the_job_needs(fake: FakeNvml, tmp_path: Path) -> None:

@@ -231,6 +231,21 @@ def test_slots_to_leave_out(results: list[Result], sick: frozenset[int] | None) 
     assert find_sick_slots(chart) == sick
 
 
+def test_mig_devices_are_left_out_with_their_gpu() -> None:
+    """Those of the other GPU stay; one that alone is gone is left out alone."""
+    parts = Chart(
+        devices=("MIG-a", "MIG-b", "MIG-c"),
+        gpus=("GPU-a", "GPU-b", "GPU-b"),
+        slot_count=3,
+        slots=(0, 1, 2),
+    )
+    chart, _ = after(*[[on_gpu(UNHEALTHY)]] * 2, chart=parts)
+    assert find_sick_slots(chart) == {1, 2}
+    assert "local ranks 1, 2" in find_reason_to_stop(chart, 0.0)
+    chart, _ = after([on_gpu(UNHEALTHY, uuid="MIG-c")], chart=parts)
+    assert find_sick_slots(chart) == {2}
+
+
 def test_workers_of_a_round_without_a_gpu_are_known_by_the_others() -> None:
     """Local rank 0 has the second GPU; the one that was left out has nothing to do with this round's end."""
     chart, _ = after([on_gpu(UNHEALTHY, uuid="GPU-a")], chart=replace(TWO_GPUS, slots=(1,)))
