@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 from ftrun.healthchecks.gpu_findings import JobGpus, KnownGpu, known_gpus
 from ftrun.healthchecks.gpu_memory import GpuMemoryLimits, allowed_bytes
-from ftrun.healthchecks.reading import SKIPPING, Missing, value_of
-from ftrun.healthchecks.snapshots import GpuProcess, NvmlSnapshot
+from ftrun.healthchecks.reading import SKIPPING, Lack, Missing, value_of
+from ftrun.healthchecks.snapshots import Gpu, GpuProcess, NvmlSnapshot
 
 _MIB = 1 << 20
+_HOPELESS = {Lack.GPU_LOST, Lack.RESET_REQUIRED}
+"""Of such a GPU no wait will tell more. Whether it can be used at all is the question of its own checks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,11 @@ class HeldMemory:
 
 def find_held(
     now: NvmlSnapshot, baseline: NvmlSnapshot | None, job: JobGpus, limits: GpuMemoryLimits
-) -> tuple[HeldMemory, ...] | None:
+) -> tuple[HeldMemory, ...] | Missing:
     """GPUs of the job with more memory in use than before its first workers started.
 
-    None if that is not known for one of them: of a memory that cannot be read nobody says that it is free.
-    A device that does not count its memory (unified memory, MIG) is left out.
+    If there is none, but the memory of one of them cannot be read, the reason for that: nobody says that it
+    is free. A device that does not count its memory (unified memory, MIG) is left out, and so is a lost one.
 
     Args:
         now: with the memory of each GPU and its processes.
@@ -46,15 +48,15 @@ def find_held(
         limits: tolerances.
     """
     if isinstance(now.init, Missing):
-        return None
+        return now.init
     held: list[HeldMemory] = []
+    unread: Missing | None = None
     for known in known_gpus(now, baseline, job):
         if not known.is_of_job:
             continue
         if isinstance(known.gpu.memory, Missing):
-            if known.gpu.memory.lack in SKIPPING:
-                continue
-            return None
+            unread = unread if _is_out_of_question(known.gpu, known.gpu.memory) else known.gpu.memory
+            continue
         before = value_of(known.before.memory) if known.before is not None else None
         used, allowed = (
             known.gpu.memory.value.used_bytes,
@@ -62,7 +64,13 @@ def find_held(
         )
         if used > allowed:
             held.append(HeldMemory(known.uuid, known.gpu.index, used, allowed, _newcomers(known)))
-    return tuple(held)
+    return tuple(held) if held or unread is None else unread
+
+
+def _is_out_of_question(gpu: Gpu, why: Missing) -> bool:
+    """It does not count its memory, or is lost."""
+    lacks = {one.lack for one in (gpu.handle, gpu.uuid, gpu.pci_address, why) if isinstance(one, Missing)}
+    return why.lack in SKIPPING or bool(lacks & _HOPELESS)
 
 
 def _newcomers(known: KnownGpu) -> tuple[GpuProcess, ...]:

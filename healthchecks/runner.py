@@ -127,10 +127,10 @@ class Health:
             results = tuple(map(_of_the_past, results))
         return HealthReport(results, self._clock() - began, taken.xids)
 
-    def memory_holders(self, deadline_s: float = 1.0) -> tuple[HeldMemory, ...] | None:
+    def memory_holders(self, deadline_s: float = 1.0) -> tuple[HeldMemory, ...] | Missing:
         """What of the job's GPUs' memory is in use although no worker is alive, within `deadline_s` + 0.2 s.
 
-        Empty if all is free, or if there is no driver to ask; None if it cannot be told.
+        Empty if all is free, or if there is no driver to ask; if it cannot be told, why.
         """
         now = self._sources.held_memory(deadline_s)
         if isinstance(now.init, Missing) and now.init.lack is Lack.NOT_FOUND:

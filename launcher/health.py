@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftrun.healthchecks.policy import HealthPolicy, Scope
+from ftrun.healthchecks.reading import Lack, Missing
 from ftrun.healthchecks.registry import Occasion
 from ftrun.healthchecks.result import Result, Status
 from ftrun.launcher import health_chart, process
@@ -41,6 +42,8 @@ _START_UP_S = 5.0
 """What the first check may take longer where a node is overloaded: it imports code and starts children."""
 _WORTH_TELLING_S = 1.0
 """A wait for GPU memory that is journalled although it was given back."""
+_MEMORY_DEADLINE_S = 1.0
+"""For one look at it; a healthy driver takes milliseconds."""
 _DRIVER = "gpu.driver"
 _LAST_S = 0.25
 """Longest wait for the thread at the agent's end; it has nothing to do but to end its children."""
@@ -68,6 +71,8 @@ class MemoryAwaited:
     """What was held at first, or still is."""
     waited_s: float
     is_freed: bool
+    unread: str = ""
+    """Why nobody could tell whether it is free."""
 
 
 Note: TypeAlias = Checked | MemoryAwaited
@@ -179,6 +184,9 @@ class NodeHealth:
         """What the thread has found out; returns what is to be journalled."""
         if isinstance(note, MemoryAwaited):
             self._freed = max(self._freed, note.number)
+            if note.unread:
+                what = "whether the memory of the ended workers is free could not be told"
+                return (events.HealthCheckDelayed(f"{what}: {note.unread}; going on without"),)
             is_worth_telling = not note.is_freed or note.waited_s >= _WORTH_TELLING_S
             return tuple(_told(held, note) for held in note.held) if is_worth_telling else ()
         self._checked = max(self._checked, note.number)
@@ -323,12 +331,25 @@ class _Checker:
         """Until all that the workers had of the GPUs' memory is free, and at most so long."""
         began = self._clock()
         held = first = self._find_held(health)
-        while held and self._clock() - began < self._policy.gpu_memory_timeout_s:
+        while held and self._clock() - began < self._patience_s(held):
             if self._ended.wait(self._policy.gpu_memory_poll_s):
                 break
             held = self._find_held(health)
-        self._post(MemoryAwaited(number, held or first, self._clock() - began, is_freed=not held))
+        waited_s = self._clock() - began
+        if isinstance(held, Missing):
+            self._post(MemoryAwaited(number, (), waited_s, is_freed=False, unread=str(held)))
+        else:
+            told = held or (() if isinstance(first, Missing) else first)
+            self._post(MemoryAwaited(number, told, waited_s, is_freed=not held))
 
-    def _find_held(self, health: Health) -> tuple[HeldMemory, ...]:
-        """Nothing where the driver does not say: there is no use in waiting for that."""
-        return (health.memory_holders() or ()) if self._has_driver else ()
+    def _patience_s(self, held: tuple[HeldMemory, ...] | Missing) -> float:
+        """For a driver that gives no memory as long as for a check; one that hangs gets no second chance."""
+        longest_s = self._policy.gpu_memory_timeout_s
+        if not isinstance(held, Missing):
+            return longest_s
+        return 0.0 if held.lack is Lack.TIMEOUT else min(longest_s, self._policy.deadline_before_round_s)
+
+    def _find_held(self, health: Health) -> tuple[HeldMemory, ...] | Missing:
+        """Nothing where the driver did not answer the check before: there is no use in asking it again."""
+        deadline_s = min(_MEMORY_DEADLINE_S, self._policy.deadline_before_round_s)
+        return health.memory_holders(deadline_s) if self._has_driver else ()

@@ -7,9 +7,9 @@ import pytest
 from ftrun.healthchecks.gpu_findings import JobGpus
 from ftrun.healthchecks.gpu_memory import GpuMemoryLimits
 from ftrun.healthchecks.held_memory import HeldMemory, find_held
-from ftrun.healthchecks.reading import Reading, Value
+from ftrun.healthchecks.reading import NOT_READ, Missing, Reading, Value
 from ftrun.healthchecks.snapshots import GpuProcess, Memory, NvmlSnapshot, failed_snapshot
-from tests.support.nvml_snapshots import ERROR, GIB, HANGS, LOST, NOT_SUPPORTED, gpu, node, uuid
+from tests.support.nvml_snapshots import ERROR, GIB, HANGS, LOST, NOT_SUPPORTED, RESET, gpu, node, uuid
 
 MIB = 1 << 20
 LIMITS = GpuMemoryLimits()
@@ -25,7 +25,7 @@ def using(
     return node(gpu(0, memory=given, processes=Value(processes)), gpu(1))
 
 
-def held(now: NvmlSnapshot, baseline: NvmlSnapshot | None = None) -> tuple[HeldMemory, ...] | None:
+def held(now: NvmlSnapshot, baseline: NvmlSnapshot | None = None) -> tuple[HeldMemory, ...] | Missing:
     return find_held(now, baseline, JobGpus("n0", frozenset({uuid(0)})), LIMITS)
 
 
@@ -56,11 +56,24 @@ def test_without_a_begin_nothing_is_normal_but_what_the_driver_keeps(
     assert bool(held(using(used, reserved=reserved))) is is_held
 
 
-@pytest.mark.parametrize("memory", [ERROR, LOST])
-def test_memory_that_cannot_be_read_is_not_free(memory: Reading[Memory]) -> None:
-    """Nobody knows; the same if NVML does not answer at all."""
-    assert held(using(0, memory=memory)) is None
-    assert held(failed_snapshot(1.0, HANGS)) is None
+def test_memory_that_cannot_be_read_is_not_free() -> None:
+    """Nobody knows, and the reason is told; the same if NVML does not answer at all."""
+    assert held(using(0, memory=ERROR)) == ERROR
+    assert held(failed_snapshot(1.0, HANGS)) == HANGS
+    error_and_held = node(gpu(0, memory=ERROR), gpu(1, memory=Value(Memory(80 * GIB, 70 * GIB, 0))))
+    [found] = find_held(error_and_held, None, JobGpus("n0"), LIMITS) or ()
+    assert found.index == 1, "what is known to be held is waited for in any case"
+
+
+@pytest.mark.parametrize("why", [LOST, RESET])
+def test_a_lost_gpu_holds_nobody_up(why: Missing) -> None:
+    """No wait brings its memory back; that of the others is waited for as ever."""
+    assert held(using(0, memory=why)) == ()
+    assert held(node(gpu(0, handle=why, uuid=why, memory=NOT_READ), gpu(1)), node()) == ()
+    assert held(node(gpu(0, uuid=why, memory=NOT_READ), gpu(1)), node()) == ()
+    full = gpu(1, memory=Value(Memory(80 * GIB, 70 * GIB, 0)))
+    [found] = find_held(node(gpu(0, memory=why), full), None, JobGpus("n0"), LIMITS) or ()
+    assert found.index == 1
 
 
 def test_devices_that_do_not_count_their_memory_are_left_out() -> None:

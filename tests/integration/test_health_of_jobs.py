@@ -234,6 +234,23 @@ def test_memory_that_is_never_given_back_does_not_stop_the_job(fake: FakeNvml, t
     assert held.held_bytes > 30 << 30
 
 
+def test_memory_that_cannot_be_read_is_waited_for_and_told(fake: FakeNvml, tmp_path: Path) -> None:
+    """It is not taken for free; after the time of a check the workers start all the same."""
+    with job(tmp_path, fake, *SELDOM, *HASTY) as run:
+        run.wait_for_text("began", 2)
+        fake.set("gpu.1.call.nvmlDeviceGetMemoryInfo_v2.ret", 999)
+        (run.directory / "die1.0").touch()
+        run.wait_for_text("began", 4)
+        waited_s = seconds_between(run, events.RoundStopped, events.RoundClosed)
+        assert DEADLINE_S - SLACK_S < waited_s < DEADLINE_S + SLACK_S, waited_s
+        (run.directory / "end").touch()
+        assert run.wait() == 0
+    [delayed] = run.events(events.HealthCheckDelayed)
+    assert "memory of the ended workers" in delayed.reason
+    assert "nvmlDeviceGetMemoryInfo" in delayed.reason
+    assert run.events(events.GpuMemoryAwaited) == []
+
+
 def test_xid_on_the_culprits_gpu_changes_what_its_end_is_called(fake: FakeNvml, tmp_path: Path) -> None:
     """A rank that aborts when the driver reports an uncorrectable error was not aborted by a bug."""
     code = WORKS.replace("die(9)", "die(6)")

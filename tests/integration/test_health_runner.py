@@ -16,6 +16,7 @@ import pytest
 
 from ftrun.healthchecks.policy import HealthPolicy, Scope
 from ftrun.healthchecks.readers import Places
+from ftrun.healthchecks.reading import Missing
 from ftrun.healthchecks.registry import NAMES, Occasion, Severity, severities
 from ftrun.healthchecks.result import Result, Status
 from ftrun.healthchecks.runner import Health, HealthReport
@@ -280,7 +281,9 @@ def test_memory_that_is_not_given_back_is_named(fake: FakeNvml, node: Node) -> N
     [held] = health.memory_holders() or ()
     assert (held.index, held.used_bytes >> 30, [p.pid for p in held.processes]) == (4, 30, [os.getpid()])
     fake.set("gpu.4.call.nvmlDeviceGetMemoryInfo_v2.ret", 999)
-    assert health.memory_holders() is None
+    unread = health.memory_holders()
+    assert isinstance(unread, Missing)
+    assert unread.reason.startswith("nvmlDeviceGetMemoryInfo: ")
     fake.clear("gpu.4.call.nvmlDeviceGetMemoryInfo_v2.ret")
     fake.clear("gpu.4.mem.used")
     fake.clear("gpu.4.processes")
