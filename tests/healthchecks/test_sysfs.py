@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,35 @@ def test_only_wanted_counters_are_read(tmp_path: Path) -> None:
     """A port has forty; each one may cost a question to the card."""
     (port,) = nic(read(dgx_h100(tmp_path), frozenset({"link_downed"})), "mlx5_0").ports
     assert [counter.name for counter in port.counters] == ["link_downed"]
+
+
+def test_counter_that_the_card_refuses_is_not_asked_again(tmp_path: Path) -> None:
+    """Each refusal of a port that is not ours writes a line to the kernel log (node_exporter#3434)."""
+    refusing = Path("/sys/class/net/lo/speed")
+    try:
+        refusing.read_text()
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            pytest.skip("needs a file of sysfs that refuses to be read")
+    else:
+        pytest.skip("needs a file of sysfs that refuses to be read")
+    tree = dgx_h100(tmp_path)
+    reader = NetworkReader(None, tree.sysfs, tree.proc)
+    counter = tree.sysfs / "class/infiniband/mlx5_0/ports/1/counters/symbol_error"
+
+    def counted(by: NetworkReader) -> list[int | None]:
+        snapshot = by.read(1.0)
+        return [
+            value_in(nic(snapshot, f"mlx5_{index}").ports[0].counters, "symbol_error") for index in (0, 1)
+        ]
+
+    counter.unlink()
+    counter.symlink_to(refusing)
+    assert counted(reader) == [None, 0]
+    counter.unlink()
+    counter.write_text("7\n")
+    assert counted(reader) == [None, 0], "this reader does not ask again"
+    assert counted(NetworkReader(None, tree.sysfs, tree.proc)) == [7, 0]
 
 
 def test_default_route_of_ipv6_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ DEADLINE_S = 20.0
 STRANGER = 4242
 DEGRADED, UNHEALTHY = Status.DEGRADED, Status.UNHEALTHY
 ELSEWHERE = {"gpu.driver", "gpu.xid", "gpu.persistence"}
-"""A driver that hangs and an Xid, whose verdict stays, have tests of their own; the last one never complains."""
+"""A driver that hangs, and an Xid, whose verdict stays, have their own tests; the last never complains."""
 
 
 class Bench:

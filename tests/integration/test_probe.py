@@ -16,7 +16,7 @@ import pytest
 
 from ftrun.healthchecks.probe_client import Probe
 from ftrun.healthchecks.probe_process import probe_command
-from ftrun.healthchecks.reading import Lack, Missing, Value
+from ftrun.healthchecks.reading import Lack, Missing, Value, from_json
 from ftrun.healthchecks.snapshots import NvmlSnapshot
 from tests.support.fakenvml.build import FakeNvml, build
 from tests.support.waiting import until
@@ -189,6 +189,73 @@ def test_device_files_are_tried_where_nvml_does_not_start(fake: FakeNvml, tmp_pa
         for name in ("nvidiactl", "nvidia0", "nvidia1", "nvidia-uvm", "nvidia-caps"):
             (devices / name).touch()
         assert probe.ask(DEADLINE_S).device_files == Value(3)
+
+
+def ask_by_hand(*wrapper: str, root: str = "/") -> NvmlSnapshot:
+    """A reading by a probe in surroundings that `wrapper` makes; skips the test where it cannot."""
+    # Without a trace and a parent to name; in another pid namespace the parent has no number that is known.
+    boot = ["import os, sys; sys.argv[3:] = ['-1', str(os.getppid()), sys.argv[3]]", probe_command()[4]]
+    command = [*probe_command()[:4], "\n".join(boot), *probe_command()[5:7], root]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*wrapper, *words],
+            input="usual\n",
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    if shutil.which(wrapper[0]) is None or run("true").returncode != 0:
+        pytest.skip(f"{wrapper[0]} is not possible here")
+    ended = run(*command)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return from_json(NvmlSnapshot, ended.stdout.splitlines()[1])
+
+
+def test_container_that_may_not_open_its_devices_is_told_from_a_broken_driver(
+    fake: FakeNvml, tmp_path: Path
+) -> None:
+    """As its devices cgroup does after a daemon-reload, a mount without devices refuses them to root, too."""
+    fake.set("call.nvmlInitWithFlags.ret", 999)
+    (tmp_path / "dev").mkdir()
+    script = 'mount -t tmpfs -o nodev none "$0" && mknod "$0/nvidia0" c 1 3 && exec "$@"'
+    wrapper = ("unshare", "--mount", "sh", "-c", script, str(tmp_path / "dev"))
+    snapshot = ask_by_hand(*wrapper, root=str(tmp_path))
+    assert why(snapshot).code == 999
+    assert isinstance(snapshot.device_files, Missing)
+    assert snapshot.device_files.lack is Lack.NO_PERMISSION
+
+
+def test_pids_of_another_namespace_are_not_given_names(fake: FakeNvml) -> None:
+    """NVML's numbers are the host's: in a container pid 1 would be named after the container's own."""
+    fake.set("gpu.0.processes", "1:100")
+    snapshot = ask_by_hand("unshare", "--pid", "--fork", "--mount-proc")
+    processes = snapshot.gpus[0].processes
+    assert isinstance(processes, Value)
+    assert [(process.pid, process.command) for process in processes.value] == [(1, "")]
+
+
+def test_old_pynvml_is_used_as_far_as_it_goes(fake: FakeNvml, tmp_path: Path) -> None:
+    """12.535 lacks some functions and structures; a package of the same name warns on import."""
+    *before, pynvml, trace, parent, root = probe_command()
+    text = (Path(pynvml) / "pynvml.py").read_text()
+    lacking = ("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetMarginTemperature", "c_nvmlGpuFabricInfo_v3_t")
+    text += f"\nfor name in {lacking}:\n    del globals()[name]\n"
+    text += "import warnings\nwarnings.warn('deprecated', FutureWarning)\n"
+    (tmp_path / "pynvml.py").write_text(text)
+    python, *options = before
+    strict = (python, "-W", "error::FutureWarning", *options)
+    with Probe(command=(*strict, str(tmp_path), trace, parent, root)) as probe:
+        snapshot = probe.ask(DEADLINE_S)
+    assert snapshot.init == Value(True)
+    margin, fabric = snapshot.gpus[0].temperature_margin_c, snapshot.gpus[0].fabric
+    assert isinstance(margin, Missing)
+    assert (margin.lack, "too old" in margin.reason) == (Lack.NOT_FOUND, True)
+    assert isinstance(fabric, Value)
+    assert fabric.value.state == 3
+    assert [peers.status for peers in snapshot.peers] == [Value(0)] * 28
 
 
 def test_node_without_the_library_says_so(
