@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,30 @@ def test_spare_takes_the_place_of_a_node_whose_gpu_is_lost(fakes: list[FakeNvml]
     assert kinds == {"gpu_lost"}
     [excluded] = of_kind(runs, events.NodeExcluded)
     assert excluded.name == node_of(runs[place])
+
+
+@pytest.mark.slow
+def test_spare_that_is_not_healthy_any_more_gets_no_seat(fakes: list[FakeNvml], tmp_path: Path) -> None:
+    """It says so while it waits, and leaves with 94 as soon as a round is formed; the running one goes on."""
+    options = ("--nnodes", "2", "--ft-spares", "1", *OFTEN)
+    with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
+        runs = [this.start(place, environment=fakes[place].environment) for place in range(3)]
+        working = this.wait_said("works", 2, restart=0)
+        [place] = {0, 1, 2} - {one.place for one in working}
+        spare = runs[place]
+        this.wait_event(spare, events.NodeParked)
+        fakes[place].set("gpu.0.lost", 1)
+        this.wait_until(
+            lambda: any(one.status == "unhealthy" for one in spare.events(events.HealthChanged)), "it is seen"
+        )
+        assert spare.process.poll() is None
+        os.kill(working[0].pid, signal.SIGKILL)
+        this.wait_said("works", 2, restart=1)
+        assert this.codes(spare) == [94], this.account()
+        assert "GPU is lost (gpu.lost)" in ended(spare).reason
+        this.release("end")
+        assert this.codes(*this.others(spare)) == [0, 0], this.account()
+    assert spare.events(events.WorkerStarted) == []
 
 
 @pytest.mark.slow
