@@ -18,6 +18,9 @@ more, or not correctly. For anything else a job that makes progress is worth mor
 _TO_CONFIRM = 2
 """Checks in a row that must agree on that: one reading may be wrong, and nothing is worse than ending a
 healthy job."""
+_MAX_STRIKES = 3
+"""Times that a GPU may fail and be well again in one job. A fault that only shows under load passes every
+check of an idle GPU (NVIDIA/NVSentinel#695), and each time costs a restart; gpud gives up after two reboots."""
 _WELL = (Status.HEALTHY, Status.SKIPPED)
 _XID = "gpu.xid"
 _GRAVEST_FIRST = (Status.UNHEALTHY, Status.UNKNOWN, Status.DEGRADED, Status.HEALTHY, Status.SKIPPED)
@@ -34,6 +37,10 @@ class Entry:
     """When it was first found with this status."""
     times: int = 1
     """Checks in a row that gave this status."""
+    strikes: int = 0
+    """Times that it was found unhealthy by several checks in a row, and well before."""
+    last_bad: Result | None = None
+    """What was found the last time that it was unhealthy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +96,14 @@ def _gravity(result: Result) -> int:
 
 
 def _follow(before: Entry | None, result: Result, now: float) -> Entry:
+    is_bad = result.status is Status.UNHEALTHY
+    last_bad = result if is_bad else before.last_bad if before is not None else None
     if before is None or before.result.status is not result.status:
-        return Entry(result, now, now)
+        return Entry(result, now, now, 1, before.strikes if before is not None else 0, last_bad)
     is_same = before.result.observed == result.observed
-    return Entry(result, before.since if is_same else now, before.status_since, before.times + 1)
+    times = before.times + 1
+    strikes = before.strikes + (is_bad and times == _TO_CONFIRM)
+    return Entry(result, before.since if is_same else now, before.status_since, times, strikes, last_bad)
 
 
 def _is_change(before: Entry | None, result: Result) -> bool:
@@ -116,7 +127,7 @@ def _change(before: Entry | None, result: Result) -> HealthChanged:
 
 def find_fatal(chart: Chart) -> tuple[Ailment, ...]:
     """Why this node should not take part in a round with all its slots; a few only."""
-    return tuple(_ailment(chart, entry, entry.since) for entry in _fatal(chart)[:MAX_AILMENTS])
+    return tuple(_ailment(chart, _as_fatal(entry), entry.since) for entry in _fatal(chart)[:MAX_AILMENTS])
 
 
 def find_sick_slots(chart: Chart) -> frozenset[int] | None:
@@ -126,7 +137,24 @@ def find_sick_slots(chart: Chart) -> frozenset[int] | None:
 
 
 def _fatal(chart: Chart) -> list[Entry]:
-    return [entry for entry in chart.entries.values() if entry.result.status is Status.UNHEALTHY]
+    return [
+        entry
+        for entry in chart.entries.values()
+        if entry.result.status is Status.UNHEALTHY or _is_out_for_good(entry)
+    ]
+
+
+def _as_fatal(entry: Entry) -> Entry:
+    """With the reason, where that is not what was found last."""
+    last = entry.last_bad
+    if entry.result.status is Status.UNHEALTHY or last is None:
+        return entry
+    observed = f"has failed {entry.strikes} times in this job, last: {last.observed}"
+    return replace(entry, result=replace(last, observed=observed))
+
+
+def _is_out_for_good(entry: Entry) -> bool:
+    return entry.strikes >= _MAX_STRIKES and entry.result.subject.kind == "gpu"
 
 
 def find_ailments(chart: Chart, ended_at: float) -> tuple[Ailment, ...]:

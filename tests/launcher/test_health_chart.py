@@ -231,6 +231,19 @@ def test_slots_to_leave_out(results: list[Result], sick: frozenset[int] | None) 
     assert find_sick_slots(chart) == sick
 
 
+@pytest.mark.parametrize(("times", "is_out"), [(2, False), (3, True)])
+def test_gpu_that_fails_again_and_again_is_not_used_any_more(times: int, is_out: bool) -> None:
+    """It looks well whenever nothing runs on it; single readings do not count."""
+    once = [[on_gpu(UNHEALTHY)], [on_gpu(HEALTHY)]]
+    again = [[on_gpu(UNHEALTHY, observed="GPU is lost")], [on_gpu(UNHEALTHY)], [on_gpu(HEALTHY)]]
+    chart, _ = after(*(once * 5), *(again * times))
+    assert find_sick_slots(chart) == (frozenset({1}) if is_out else frozenset())
+    assert [ailment.observed for ailment in find_fatal(chart)] == (
+        [f"has failed {times} times in this job, last: it is so"] if is_out else []
+    )
+    assert find_ailments(chart, 1000.0) == (), "it is not why another round ends"
+
+
 def test_mig_devices_are_left_out_with_their_gpu() -> None:
     """Those of the other GPU stay; one that alone is gone is left out alone."""
     parts = Chart(
