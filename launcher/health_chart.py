@@ -19,7 +19,7 @@ _TO_CONFIRM = 2
 """Checks in a row that must agree on that: one reading may be wrong, and nothing is worse than ending a
 healthy job."""
 _MAX_STRIKES = 3
-"""Times that a GPU may fail in one job, well in between. A fault that only shows under load passes every check
+"""Times that a GPU may fail in one job, well in between. A fault that only shows under load passes all checks
 of an idle GPU (NVIDIA/NVSentinel#695), and each time costs a restart; gpud gives up after two reboots."""
 _WELL = (Status.HEALTHY, Status.SKIPPED)
 _XID = "gpu.xid"
