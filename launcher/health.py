@@ -254,6 +254,11 @@ def _told(held: HeldMemory, note: MemoryAwaited) -> events.GpuMemoryAwaited:
     return events.GpuMemoryAwaited(subject, over_bytes, note.waited_s, note.is_freed, holders)
 
 
+def jittered(interval_s: float, draw: float) -> float:
+    """Time to the next check while training runs, seconds; `draw` is a random number from 0 to 1."""
+    return interval_s * (1.0 + _JITTER * (2.0 * draw - 1.0))
+
+
 class _Checker:
     """The thread: checks when asked, and from time to time."""
 
@@ -313,7 +318,7 @@ class _Checker:
         health.close()
 
     def _interval_s(self) -> float:
-        return self._policy.interval_s * random.uniform(1.0 - _JITTER, 1.0 + _JITTER)
+        return jittered(self._policy.interval_s, random.random())
 
     def _check_before_round(self, health: Health, number: int, is_first: bool) -> None:
         deadline_s = self._policy.round_deadline_s
