@@ -17,10 +17,10 @@ from ftrun.healthchecks.host_snapshots import HostSnapshot, NetworkSnapshot, Pat
 from ftrun.healthchecks.policy import JobPath, Scope
 from ftrun.healthchecks.reading import Lack, Missing, Value
 from ftrun.healthchecks.registry import Source
-from ftrun.healthchecks.result import Result
+from ftrun.healthchecks.result import Result, is_known
 from ftrun.healthchecks.snapshots import NvmlSnapshot, XidEvent
 from ftrun.healthchecks.thresholds import Thresholds
-from ftrun.healthchecks.visible_gpus import gpus_of_devices, is_known, job_uuids, visible_uuids
+from ftrun.healthchecks.visible_gpus import gpus_of_devices, job_uuids, visible_uuids
 
 _GPU_WINDOW_S = 1200.0
 """The longest look back of a judge of GPUs is 15 minutes (NVLink errors)."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ftrun.healthchecks.reading import SKIPPING, Missing, Value, value_of
-from ftrun.healthchecks.result import Result, Status, Subject, SubjectKind, as_warning
+from ftrun.healthchecks.result import Result, Status, Subject, SubjectKind, as_warning, nameless
 from ftrun.healthchecks.snapshots import Gpu, NvmlSnapshot, gpu_by_index, gpu_by_uuid
 
 NOT_OF_THE_JOB = "not a GPU of this job"
@@ -56,7 +56,7 @@ class KnownGpu:
 
     def subject(self, kind: SubjectKind = "gpu") -> Subject:
         """The GPU, or its links, as the subject of a result."""
-        return Subject(kind, self.uuid or "unknown UUID", self.gpu.index)
+        return Subject(kind, self.uuid or nameless(self.gpu.index), self.gpu.index)
 
 
 def known_gpus(now: NvmlSnapshot, baseline: NvmlSnapshot | None, job: JobGpus) -> tuple[KnownGpu, ...]:

@@ -23,6 +23,7 @@ class Status(Enum):
 
 SubjectKind = Literal["gpu", "nvlink", "nic", "path", "node"]
 
+_NAMELESS = "unknown UUID, index "
 _FROM_GOOD_TO_BAD = (Status.SKIPPED, Status.HEALTHY, Status.DEGRADED, Status.UNKNOWN, Status.UNHEALTHY)
 
 
@@ -58,6 +59,16 @@ class Result:
     """What a person should do; "" when there is nothing to do."""
     is_persistent: bool = False
     """It was already so when the job began."""
+
+
+def nameless(index: int) -> str:
+    """What the GPU that NVML numbers so is called as long as it cannot say its UUID."""
+    return f"{_NAMELESS}{index}"
+
+
+def is_known(name: str) -> bool:
+    """It is the name of a subject, not of a GPU that could not say its own."""
+    return not name.startswith(_NAMELESS)
 
 
 def worst(results: Iterable[Result]) -> Status:

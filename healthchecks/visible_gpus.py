@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftrun.healthchecks.reading import Value, value_of
+from ftrun.healthchecks.result import nameless
 from ftrun.healthchecks.snapshots import Gpu, NvmlSnapshot
 
 _UUID_CHARACTERS = 40
 """ "GPU-" or "MIG-" and 36 characters; CUDA takes any beginning that is unique."""
-_NAMELESS = "GPU of unknown UUID, index "
 
 
 def visible_uuids(visible: str | None, device_order: str, snapshot: NvmlSnapshot) -> tuple[str, ...] | None:
@@ -18,7 +18,7 @@ def visible_uuids(visible: str | None, device_order: str, snapshot: NvmlSnapshot
     CUDA reads the list up to the first entry that it does not know. An entry is an index, a UUID or the
     beginning of one, or, with MIG, also "MIG-GPU-<uuid>/<GPU instance>/<compute instance>" (drivers before
     470). CUDA counts fastest first unless told otherwise, which is NVML's order where all GPUs are alike.
-    A GPU that cannot say its UUID now has a name that no GPU has (`is_known`).
+    A GPU that cannot say its UUID now has a name that no GPU has (`ftrun.healthchecks.result.nameless`).
 
     Args:
         visible: CUDA_VISIBLE_DEVICES; None if it is not set.
@@ -50,11 +50,6 @@ def gpus_of_devices(snapshot: NvmlSnapshot) -> dict[str, str]:
     }
 
 
-def is_known(uuid: str) -> bool:
-    """It is a UUID, not the name of a GPU that could not say its own."""
-    return not uuid.startswith(_NAMELESS)
-
-
 def job_uuids(visible: Sequence[str] | None, local_world_size: int) -> tuple[frozenset[str] | None, int]:
     """UUIDs of what the job's workers use, None for all of the node; and the most workers per device.
 
@@ -81,7 +76,7 @@ def _uuid_of(name: str, gpus: Sequence[Gpu]) -> str | None:
     """The device that an entry of the list means; None if there is none."""
     if name.isdecimal():
         gpu = next((gpu for gpu in gpus if gpu.index == int(name)), None)
-        return None if gpu is None else value_of(gpu.uuid) or f"{_NAMELESS}{gpu.index}"
+        return None if gpu is None else value_of(gpu.uuid) or nameless(gpu.index)
     if name.startswith("MIG-GPU-"):
         return _old_mig(name, gpus)
     if not name.startswith(("GPU-", "MIG-")):

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from ftrun.healthchecks.policy import HealthPolicy, Scope
-from ftrun.healthchecks.reading import Lack, Missing
 from ftrun.healthchecks.registry import Occasion
 from ftrun.healthchecks.result import Result, Status
 from ftrun.launcher import health_chart, process
@@ -29,6 +28,7 @@ from ftrun.monitor.incident import Ailment
 
 if TYPE_CHECKING:
     from ftrun.healthchecks.held_memory import HeldMemory
+    from ftrun.healthchecks.reading import Missing
     from ftrun.healthchecks.runner import Health
 
 _JITTER = 0.2
@@ -341,16 +341,18 @@ class _Checker:
                 break
             held = self._find_held(health)
         waited_s = self._clock() - began
-        if isinstance(held, Missing):
-            self._post(MemoryAwaited(number, (), waited_s, is_freed=False, unread=str(held)))
-        else:
-            told = held or (() if isinstance(first, Missing) else first)
+        if isinstance(held, tuple):
+            told = held or (first if isinstance(first, tuple) else ())
             self._post(MemoryAwaited(number, told, waited_s, is_freed=not held))
+        else:
+            self._post(MemoryAwaited(number, (), waited_s, is_freed=False, unread=str(held)))
 
     def _patience_s(self, held: tuple[HeldMemory, ...] | Missing) -> float:
         """For a driver that gives no memory as long as for a check; one that hangs gets no second chance."""
+        from ftrun.healthchecks.reading import Lack  # the agent's thread does without
+
         longest_s = self._policy.gpu_memory_timeout_s
-        if not isinstance(held, Missing):
+        if isinstance(held, tuple):
             return longest_s
         return 0.0 if held.lack is Lack.TIMEOUT else min(longest_s, self._policy.deadline_before_round_s)
 

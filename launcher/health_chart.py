@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from ftrun.healthchecks.result import Result, Status
+from ftrun.healthchecks.result import Result, Status, Subject, is_known
 from ftrun.launcher.message_bounds import MAX_AILMENTS, shorten_ailment
 from ftrun.monitor.events import HealthChanged
 from ftrun.monitor.hardware import RECENT_S
@@ -64,15 +64,28 @@ def take_in(chart: Chart, results: Iterable[Result], now: float) -> tuple[Chart,
 
     A check that was not made this time still says what it did. To be well and not to be checkable are one.
     """
-    entries = dict(chart.entries)
+    found = _gravest(results)
+    entries = _without_nameless(chart.entries, found)
     changes = []
-    for result in _gravest(results):
+    for result in found:
         key = _key(result)
         before = entries.get(key)
         entries[key] = _follow(before, result, now)
         if _is_change(before, result):
             changes.append(_change(before, result))
     return replace(chart, entries=entries), tuple(changes)
+
+
+def _without_nameless(
+    entries: Mapping[tuple[str, str], Entry], results: Sequence[Result]
+) -> dict[tuple[str, str], Entry]:
+    """The entries but those of GPUs that could not say who they are, and can now: they have another name."""
+    named = {one.subject.index for one in results if is_known(one.subject.name)} - {None}
+
+    def is_of_past(subject: Subject) -> bool:
+        return subject.index in named and not is_known(subject.name)
+
+    return {key: entry for key, entry in entries.items() if not is_of_past(entry.result.subject)}
 
 
 def _key(result: Result) -> tuple[str, str]:

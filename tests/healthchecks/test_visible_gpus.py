@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ftrun.healthchecks.gpu_findings import JobGpus, known_gpus
 from ftrun.healthchecks.reading import Value
+from ftrun.healthchecks.result import is_known
 from ftrun.healthchecks.snapshots import MigDevice
-from ftrun.healthchecks.visible_gpus import gpus_of_devices, is_known, job_uuids, visible_uuids
+from ftrun.healthchecks.visible_gpus import gpus_of_devices, job_uuids, visible_uuids
 from tests.support.nvml_snapshots import LOST, gpu, node, uuid
 
 MIG = tuple(MigDevice(f"MIG-{index:08x}-0000-0000-0000-000000000000", index + 1, 0) for index in range(2))
@@ -63,6 +65,7 @@ def test_a_gpu_that_is_lost_at_the_begin_still_is_one_of_the_job_s() -> None:
     found = visible_uuids("0,1,2", "", dead)
     assert found is not None
     assert [is_known(name) for name in found] == [True, False, True]
+    assert known_gpus(dead, None, JobGpus("n0", frozenset(found)))[1].subject().name == found[1]
     gone = uuid(9)
     assert visible_uuids(f"{uuid(0)},{gone}", "", dead) == (uuid(0), gone)
 

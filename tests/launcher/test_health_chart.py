@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftrun.healthchecks.result import Result, Status, Subject
+from ftrun.healthchecks.result import Result, Status, Subject, nameless
 from ftrun.launcher.health_chart import (
     Chart,
     find_ailments,
@@ -242,6 +242,16 @@ def test_gpu_that_fails_again_and_again_is_not_used_any_more(times: int, is_out:
         [f"has failed {times} times in this job, last: it is so"] if is_out else []
     )
     assert find_ailments(chart, 1000.0) == (), "it is not why another round ends"
+
+
+def test_gpu_that_was_lost_before_it_was_known_is_left_out_and_comes_back() -> None:
+    """Until it says its UUID it goes by its number; what was found of it then is over with that."""
+    unknown = Result("gpu.lost", UNHEALTHY, Subject("gpu", nameless(1), 1), "GPU is lost")
+    before = replace(TWO_GPUS, devices=("GPU-a", nameless(1)))
+    chart, _ = after([unknown], chart=before)
+    assert find_sick_slots(chart) == {1}
+    chart, _ = after([on_gpu(HEALTHY)], chart=replace(chart, devices=TWO_GPUS.devices))
+    assert find_fatal(chart) == ()
 
 
 def test_mig_devices_are_left_out_with_their_gpu() -> None:
