@@ -203,7 +203,7 @@ class Membership:
         node, memory = self._me.agent.node, plan.memory
         if node in memory.excluded:
             return node_state.Sentenced(exit_codes.NODE_UNHEALTHY, f"node {node} was excluded from the job")
-        if node not in memory.nodes:
+        if node not in memory.nodes and not self._is_unfit:
             self._record(events.NodeParked(memory.round_number, memory.nodes))
         return None
 
@@ -222,7 +222,8 @@ class Membership:
         if self._hosting is None and publication.judgement is not None:
             self._journal(publication.judgement)
         if isinstance(publication, Verdict):
-            self.verdict = publication
+            if not self._is_unfit:  # its own part has ended before, and otherwise
+                self.verdict = publication
             self._exchange.send(Bye(self._me.agent))
             code = own_exit_code(publication, self._me.agent.node)
             return node_state.Sentenced(code, publication.reason)

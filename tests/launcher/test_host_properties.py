@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftrun.launcher.messages import JobPlan
-from ftrun.launcher.node_state import Phase
+from ftrun.launcher.node_state import Disconnected, Phase
 from tests.support.simulated_job import Fault, Kind, Setting, SimulatedJob
 
 GAPS_S = st.sampled_from([0.0, 0.003, 0.1, 1.0, 4.0, 9.0])
@@ -135,6 +135,19 @@ def codes(job: SimulatedJob) -> set[int | None]:
 def time_of(job: SimulatedJob, node: str, phase: Phase, since: float) -> float:
     """When the node's agent first came into that phase after `since`."""
     return next(at for at, what in job.agent_of(node).phases if at >= since and what is phase)
+
+
+def verdict_at(job: SimulatedJob) -> float:
+    """When the job was over, as the only host agent had it."""
+    [store] = job.endpoint.stores
+    assert store.over_at is not None
+    return store.over_at
+
+
+def lost_at(job: SimulatedJob, node: str) -> float:
+    """When the node's agent lost its connection."""
+    mine = job.agent_of(node).agent.incarnation
+    return next(at for at, what in job.story if what[0] == mine and isinstance(what[1], Disconnected))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -316,6 +329,41 @@ def test_spare_that_comes_back_when_the_job_is_over_still_hears_how():
     job = play(setting, *spares, Fault(2.5, Kind.CUT, 3, 8.0), Fault(5.0, Kind.FREEZE, 2, 4.8))
     assert worlds(job) == [["n0", "n1"]]
     assert codes(job) == {0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_node_that_was_away_at_the_end_of_the_job_hears_how_it_ended(seed: int):
+    """Its connection breaks before the verdict and is there again while the host agent waits for another."""
+    setting = Setting(nodes=3, max_nodes=1, spares=2)
+    ends_at = verdict_at(play(setting, seed=seed))
+    history = Fault(ends_at - 5.0, Kind.CUT, 2, 7.0), Fault(4.5, Kind.FREEZE, 1, 8.0)
+    job = play(setting, *history, seed=seed)
+    assert lost_at(job, "n2") < verdict_at(job)
+    assert job.agent_of("n2").phases == [(pytest.approx(ends_at + 2.0, abs=0.6), Phase.ENDED)]
+    assert job.exits()[job.agent_of("n2").agent.incarnation] == 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gap_s", [0.0, 0.003, 1.0, 3.0])
+def test_node_that_comes_when_the_job_is_over_ends_as_the_others_do(gap_s: float, seed: int):
+    """The host agent waits for one that takes long to answer: who comes now finds the verdict."""
+    setting = Setting(nodes=2, max_nodes=1, spares=1)
+    ends_at = verdict_at(play(setting, seed=seed))
+    history = Fault(ends_at - 0.5, Kind.FREEZE, 1, 4.0), Fault(0.5 + gap_s, Kind.ADD)
+    job = play(setting, *history, seed=seed)
+    assert job.agent_of("n2").phases == [(pytest.approx(ends_at + gap_s, abs=0.1), Phase.ENDED)]
+    assert codes(job) == {0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_node_that_serves_on_after_it_was_left_out_shows_its_own_end(seed: int):
+    """The job fails later for another reason; this node has ended because it is not healthy."""
+    sick = Fault(5.0, Kind.SICK, 0, 2.0)
+    job = play(Setting(nodes=3, max_restarts=1, work_s=60.0), sick, Fault(5.0, Kind.FAIL, 1), seed=seed)
+    host = job.agent_of("n0")
+    assert (host.state.exit_code, host.membership.verdict.exit_code) == (94, 94)
+    assert {one.state.exit_code for one in job.agents if one is not host} == {1}
+    assert worlds(job) == [["n0", "n1", "n2"], ["n1", "n2"]]
 
 
 # What the properties found

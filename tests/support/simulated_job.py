@@ -17,6 +17,7 @@ from ftrun.launcher import node_state, policy
 from ftrun.launcher.config import RestartConfig
 from ftrun.launcher.host_state import Event as HostEvent
 from ftrun.launcher.hosting import Hosting
+from ftrun.launcher.judgements import own_exit_code
 from ftrun.launcher.membership import Membership, Self
 from ftrun.launcher.messages import Agent, JobPlan, Publication, StopKind, Verdict
 from ftrun.launcher.node_state import Cause, Graces, Phase
@@ -783,11 +784,19 @@ class SimulatedJob:
         for one in self.agents:
             if one.sentence is not None and one.state.phase is Phase.ENDED and one.state.ending is None:
                 assert one.state.exit_code == one.sentence.exit_code, "ended otherwise than it had heard"
+                self._check_account(one)
         for store in self.endpoint.stores:
             verdicts = [one for one in store.plans.values() if isinstance(one, Verdict)]
             assert len(verdicts) <= 1
             for verdict in verdicts:
                 self._check_verdict(store.epoch, verdict)
+
+    def _check_account(self, agent: SimulatedAgent) -> None:
+        """What it shows at its end is why it has ended, also if it has served the store since."""
+        verdict = agent.membership.verdict
+        if verdict is not None:
+            shown = own_exit_code(verdict, agent.agent.node)
+            assert shown == agent.state.exit_code, "shows another end than its own"
 
     def _check_verdict(self, epoch: str, verdict: Verdict) -> None:
         last = max((name[1] for name in self.trainings if name[0] == epoch), default=None)

@@ -72,6 +72,8 @@ class Store:
     host: SimulatedExchange
     is_up: bool = True
     down_at: float = 0.0
+    over_at: float | None = None
+    """When the verdict was published."""
     open: int = 0
     plans: dict[int, Publication] = field(default_factory=dict)
     stops: dict[int, StopOrder] = field(default_factory=dict)
@@ -170,6 +172,9 @@ class SimulatedExchange:
         last = store.plans.get(store.open - 1)
         plan = last if isinstance(last, JobPlan) else None
         self._post(ex.Connected(store.hello, store.open, is_host=store.host is self, plan=plan))
+        if isinstance(last, Verdict):  # nothing follows it
+            self._is_over = True
+            self._post(ex.Published(store.open - 1, last))
         self._timeline.after(KEEP_ALIVE_S, lambda: self._tick(generation))
         self.wake_waiter()
 
@@ -297,7 +302,7 @@ class SimulatedExchange:
             self._pump()
 
     def publish(self, sequence: int, publication: Publication) -> None:
-        """Written once; a verdict opens no further round, so that latecomers read it."""
+        """Written once; opens the next round, which after a verdict never comes."""
         store = self.store
         if store is None:
             return
@@ -307,7 +312,9 @@ class SimulatedExchange:
         if sequence > 0:
             store.stops.setdefault(sequence - 1, ex.over(self._agent))
         store.plans[sequence] = publication
-        store.open = sequence + (not isinstance(publication, Verdict))
+        if isinstance(publication, Verdict):
+            store.over_at = self._timeline.now
+        store.open = sequence + 1
         store.notify()
 
     def tell_awaited(self, sequence: int, awaited: Awaited) -> None:
