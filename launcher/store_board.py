@@ -88,10 +88,6 @@ class Board:
         """What the round waits for; None if that was never said."""
         return self._peek(f"awaited/{sequence}")
 
-    def read_plan(self, sequence: int) -> bytes | None:
-        """What closed the round, packed; None if nothing has, or it is forgotten."""
-        return self._peek(f"plan/{sequence}")
-
     def wait_plan(self, sequence: int, timeout_s: float) -> bytes | None:
         """What closed the round, packed; None if nothing has in time."""
         return self._read(f"plan/{sequence}", timeout_s)

@@ -24,6 +24,8 @@ _WAIT_S = 30.0
 """One blocking wait; in between, firewalls that forget idle connections after minutes see some traffic."""
 _AWAITED_AFTER_S = 3.0
 """A round that takes longer to form is worth a look at what it waits for; then again after each wait."""
+_ON_ITS_WAY_S = 2.0
+"""From when a host agent opens a round to when it says what closed the one before: one request."""
 
 Request = Callable[[Board], None]
 
@@ -62,7 +64,7 @@ class Talk:
         sequence = board.open_sequence()
         waiter = Board(link.open_client(), board.prefix)
         reader = Board(link.open_client(), board.prefix) if link.is_host else None
-        last = self._read_publication(board, sequence - 1)
+        last = self._read_publication(board, sequence - 1) if sequence > 0 else None
         plan = last if isinstance(last, JobPlan) else None
         session.is_established, session.is_over = True, isinstance(last, Verdict)
         session.post(Connected(link.hello, sequence, link.is_host, board.client.source, plan))
@@ -74,7 +76,8 @@ class Talk:
             session.start("store-read", lambda: self._read(reader))
 
     def _read_publication(self, board: Board, sequence: int) -> Publication | None:
-        packed = board.read_plan(sequence)
+        # The next round is opened first; what closed this one is then on its way, or never comes.
+        packed = board.wait_plan(sequence, _ON_ITS_WAY_S)
         try:
             return None if packed is None else decode_publication(unpack(packed))
         except MessageError as error:

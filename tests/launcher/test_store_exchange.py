@@ -478,6 +478,20 @@ def test_agent_that_was_away_is_told_the_verdict(join: Callable[..., Party], por
     assert member.expect(Published) == Published(1, Verdict(3, "no restart is left"))
 
 
+def test_agent_that_comes_while_the_verdict_is_published_is_told(
+    join: Callable[..., Party], port: int
+) -> None:
+    """The next round is open already, which will never be closed, and the verdict not there yet."""
+    host, member = join("a", setting(port)), join("b", setting(port))
+    host.connect()
+    client_of(port).set("ftrun/open", "1")
+    member.exchange.connect()
+    with pytest.raises(AssertionError):
+        member.expect(Connected, timeout_s=0.5)
+    host.exchange.publish(0, Verdict(3, "no restart is left"))
+    assert member.expect(Published) == Published(0, Verdict(3, "no restart is left"))
+
+
 def test_process_ends_quietly_with_its_threads_in_the_store(port: int) -> None:
     """A thread that comes out of C++ while Python ends would abort the process; torch would say much."""
     with host_process(port) as process:
