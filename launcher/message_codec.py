@@ -20,7 +20,7 @@ from typing import Any, NoReturn, cast, get_args, get_origin
 from ftrun.launcher.messages import Awaited, Hello, Message, Publication, StopOrder
 from ftrun.monitor.incident import Evidence, Incident
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every change of any message: agents of different versions do not talk to each other."""
 
 _ENVELOPE = {"version", "type", "body"}

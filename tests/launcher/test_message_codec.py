@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import time
 import types
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from ftrun.launcher import message_codec
 from ftrun.launcher.message_codec import (
+    SCHEMA_VERSION,
     MessageError,
     decode_hello,
     decode_message,
@@ -27,6 +29,7 @@ from ftrun.launcher.message_codec import (
 )
 from ftrun.launcher.messages import (
     Agent,
+    Awaited,
     Hello,
     Join,
     Leave,
@@ -48,6 +51,8 @@ DECODERS: dict[Any, Callable[[str | bytes], object]] = {
     StopOrder: decode_stop,
     Hello: decode_hello,
 }
+FORM = {2: "fadad340b168f70b"}
+"""Of all messages, by the version of their schema."""
 LEAVE = Leave(Agent("node-1", "abc"), "SIGTERM")
 
 
@@ -187,11 +192,35 @@ def test_item_of_a_list_is_named_by_its_place() -> None:
 
 def test_other_version_is_told_with_both_and_what_to_do() -> None:
     """It is told before anything else is looked at, since the rest may have any form."""
-    text = encode(LEAVE).replace('"version":1', '"version":2')
-    with pytest.raises(MessageError, match=r"version 2, .* version 1: all nodes must run the same version"):
+    own, other = SCHEMA_VERSION, SCHEMA_VERSION + 1
+    text = encode(LEAVE).replace(f'"version":{own}', f'"version":{other}')
+    told = rf"version {other}, .* version {own}: all nodes must run the same version"
+    with pytest.raises(MessageError, match=told):
         decode_message(text)
     with pytest.raises(MessageError, match="version 7"):
         decode_hello('{"version": 7}')
+
+
+def form_of(hint: Any) -> object:
+    """What the JSON form of a type depends on."""
+    if dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        return hint.__name__, sorted(
+            (item.name, form_of(hints[item.name])) for item in dataclasses.fields(hint)
+        )
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return sorted(str(one.value) for one in hint)
+    if get_origin(hint) is tuple:
+        return "list", form_of(get_args(hint)[0])
+    options = get_args(hint)
+    return ["or", *map(form_of, options)] if options else hint.__name__
+
+
+def test_no_message_changes_its_form_without_another_version() -> None:
+    """An agent that reads another form than it was sent must say that the versions differ."""
+    forms = [form_of(hint) for hint in (*DECODERS, Awaited)]
+    digest = hashlib.sha256(json.dumps(forms).encode()).hexdigest()[:16]
+    assert {SCHEMA_VERSION: digest} == FORM, "raise SCHEMA_VERSION, and note the digest with it"
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
