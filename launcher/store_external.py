@@ -191,11 +191,10 @@ class ExternalConnector:
         return client.add(f"{self._root}epochs", 0)
 
     def _takes_over(self, client: StoreClient, epoch: int) -> bool:
+        """Whichever node: one that never comes back must not be what all others wait for."""
         setting = self._setting
         if setting.is_host is not None:
             return setting.is_host
-        if setting.rank_hint is not None:
-            return setting.rank_hint == 0
         if epoch > 0 and not self._pulse.is_dead:
             return False
         # Whoever won an earlier attempt and has not served since has died over it.

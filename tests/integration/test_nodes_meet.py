@@ -91,6 +91,36 @@ def test_etcd_is_a_meeting_place_too(etcd: int, tmp_path: Path) -> None:
         assert [one.world for one in this.said("began")] == [2, 2, 2, 2]
 
 
+@pytest.mark.slow
+def test_lost_host_agent_is_replaced_in_an_etcd(etcd: int, tmp_path: Path) -> None:
+    """Another node takes its place, with all that is known of the job; it joins when it is started again."""
+    meeting = (
+        "--rdzv-backend",
+        "etcd-v2",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{etcd}",
+        "--local-addr",
+        "127.0.0.1",
+    )
+    options = ("--nnodes", "1:2", "--ft-grow", "immediately", "--ft-set", "rdzv.lost_after=4", *meeting)
+    patience = ("--rdzv-conf", "last_call_timeout=300")
+    with job(tmp_path, *options, *patience, script=(WORKER, WORKS)) as this:
+        this.start(0), this.start(1)
+        this.wait_said("works", 2, restart=0)
+        lost = this.host()
+        [stays] = this.others(lost)
+        this.kill(lost)
+        this.wait_said("works", restart=1, world=1)
+        assert this.host() is stays
+        again = this.start_again(lost)
+        this.wait_said("works", 2, restart=2)
+        this.release("end")
+        assert this.codes(stays, again) == [0, 0], this.account()
+        assert ended(stays).restart_count == ended(again).restart_count == 2
+        [incident] = stays.events(events.IncidentDiagnosed)
+        assert incident.incident_kind == "node_lost"
+
+
 @pytest.mark.parametrize(
     ("variables", "run_id"), [(SLURM, "4711"), pytest.param(KUBERNETES, "train", marks=pytest.mark.slow)]
 )

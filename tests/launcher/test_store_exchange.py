@@ -534,12 +534,12 @@ def test_id_can_be_used_again_in_a_store_that_outlives_the_job(
     join: Callable[..., Party], tmp_path: Path
 ) -> None:
     """What the run before left there is not taken for this one's."""
-    first = join("a", file_setting(tmp_path, rank_hint=0))
+    first = join("a", file_setting(tmp_path))
     first.connect()
     first.exchange.publish(0, Verdict(0, "done"))
     first.expect(Published)
     first.exchange.close(5.0)
-    again, member = join("b", file_setting(tmp_path)), join("c", file_setting(tmp_path, rank_hint=1))
+    again, member = join("b", file_setting(tmp_path)), join("c", file_setting(tmp_path, is_host=False))
     member.exchange.connect()
     assert "no host agent of this job is alive" in member.expect(Waiting).reason
     connected = again.connect()
@@ -547,10 +547,15 @@ def test_id_can_be_used_again_in_a_store_that_outlives_the_job(
     assert member.expect(Connected).sequence == 0
 
 
-def test_dead_host_of_a_shared_file_is_replaced(join: Callable[..., Party], tmp_path: Path) -> None:
-    """It said nothing when it died; its keep-alives stand still, and another agent takes its place."""
-    host, member = join("a", file_setting(tmp_path)), join("b", file_setting(tmp_path))
-    host.connect()
+@pytest.mark.parametrize("places", [(None, None), (0, 1)])
+def test_dead_host_of_a_shared_file_is_replaced(
+    join: Callable[..., Party], tmp_path: Path, places: tuple[int | None, int | None]
+) -> None:
+    """It said nothing when it died; another takes its place, also if that was the first in the order."""
+    host, member = (
+        join(name, file_setting(tmp_path, rank_hint=place)) for name, place in zip("ab", places, strict=True)
+    )
+    assert host.connect().is_host
     assert not member.connect().is_host
     host.exchange.disconnect()
     assert "has ended or fallen silent" in member.expect(Lost).reason
