@@ -146,7 +146,7 @@ def measure(size: int, failures: int) -> Result:
 def host_agent(port: int, size: int) -> Iterator[None]:
     """The host agent of a job of so many other nodes, in threads of this process, until the block is left."""
     mailbox: Mailbox[ex.Note] = Mailbox()
-    agent, hello = Agent("host", "host"), Hello("benchmark", "e", "-", "-", "-")
+    agent, hello = Agent("host", "host"), Hello("benchmark", "e", "-", "-", "-", "host")
     # Nobody sends keep-alives in between: thousands of threads for that are not what is measured.
     setting = StoreSetting("c10d", LOOPBACK, port, is_host=True, lost_after_s=LONG_S)
     exchange = StoreExchange(setting, hello, agent, mailbox.post)

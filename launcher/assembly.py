@@ -78,6 +78,7 @@ def make_membership(
         ftrun_version=metadata.version("ftrun"),
         fingerprint=fingerprint_of(options),
         job=describe_job(options),
+        node=me.agent.node,
     )
     set_aside = partial(set_aside_in_thread, post=post)
     exchange = _make_exchange(me, hello, setting, config, post)

@@ -86,6 +86,8 @@ class Membership:
         self._is_unfit = False
         self._joined: Join | None = None
         self._order: StopOrder | None = None
+        self._host_node = ""
+        """Where the host agent runs, as long as it is another."""
         self._address = me.address
         self.run_id = ""
         """The job's id, as the host agent has it."""
@@ -181,8 +183,14 @@ class Membership:
         if order.kind is StopKind.LEAVE and order.exit_code == exit_codes.NODE_UNHEALTHY:
             self.memory = exclude(self.memory, order.node)
 
+    def _forget_order(self, plan: JobPlan) -> None:
+        """It is of the round before, if this plan is new."""
+        if plan.memory.round_number > self.memory.round_number:
+            self._order = None
+
     def _take_connection(self, connected: ex.Connected) -> node_state.Event:
         self.run_id = connected.hello.run_id
+        self._host_node = "" if connected.is_host else connected.hello.node
         if connected.address and not self._me.is_address_given:
             self._address = connected.address
         if not self.is_alone:
@@ -192,6 +200,7 @@ class Membership:
         self._of_host = None
         if connected.plan is not None:
             self._of_host = connected.plan.memory
+            self._forget_order(connected.plan)
             self.memory = combine(connected.plan.memory, self.memory)
             excluded = self._find_place(connected.plan)
             if excluded is not None:
@@ -209,6 +218,9 @@ class Membership:
 
     def _take_loss(self, reason: str) -> node_state.Event:
         self._record(events.StoreLost(reason, self._me.reconnect_s), durable=True)
+        is_more_known = self._order is not None and self._order.kind is not StopKind.NODE_LOST
+        if self._host_node and not is_more_known:  # the next host agent need not wait for this one
+            self._order = StopOrder(StopKind.NODE_LOST, self._host_node, reason)
         self._joined = None
         self._hosting = None
         self._exchange.disconnect()
@@ -242,6 +254,7 @@ class Membership:
 
     def _take_plan(self, sequence: int, plan: JobPlan) -> node_state.Event:
         self._of_host = plan.memory
+        self._forget_order(plan)
         self.memory = combine(plan.memory, self.memory)
         self.plan = plan_of(plan, self._me.agent)
         excluded = self._find_place(plan)
@@ -308,7 +321,6 @@ class Membership:
     def begin_round(self) -> None:
         """The workers of a round are about to start."""
         self._is_standing_still = False
-        self._order = None
 
     def tell_stop(self, state: node_state.State, kind: StopKind, reason: str, exit_code: int) -> None:
         """Let all nodes stop the round that runs."""

@@ -275,3 +275,5 @@ class Hello:
     """Equal for agents of one job: its script, arguments and number of nodes."""
     job: str
     """The same for people: script and number of nodes."""
+    node: str
+    """Where the host agent runs."""

@@ -14,7 +14,7 @@ from ftrun.launcher.exchange import (
 from ftrun.launcher.messages import Agent, Bye, Hello, JobPlan, Memory, Seat, StopKind, StopOrder, Verdict
 
 AGENT = Agent("node0", "a1")
-HELLO = Hello("job", "e1", "1.0", "f1", "train.py")
+HELLO = Hello("job", "e1", "1.0", "f1", "train.py", "n0")
 PLAN = JobPlan((Seat(AGENT, 2),), (), "127.0.0.1", 4000, Memory(0))
 FAILURE = StopOrder(StopKind.FAILURE, "node0", "rank 1 failed")
 

@@ -836,6 +836,26 @@ def test_new_host_agent_goes_on_without_a_node_that_does_not_come_back():
     assert (nodes_of(job.plan), job.plan.memory.round_number) == (["a", "b"], 5)
 
 
+@pytest.mark.parametrize("kind", [StopKind.LEAVE, StopKind.NODE_LOST])
+def test_new_host_agent_waits_for_no_node_that_is_known_to_be_gone(kind: StopKind):
+    """The others have seen the last one go, or have heard that it leaves: no last call for it."""
+    job = Job(replace(RULES, max_nodes=9))
+    order = StopOrder(kind, "h", "its store is gone")
+    assert published(job.get(replace(survivor(job, "a"), order=order), at=1.0)) == []
+    job.get(replace(survivor(job, "b"), order=order), at=1.5)
+    assert nodes_of(job.plan) == ["a", "b"]
+
+
+def test_loss_of_the_host_agent_hides_no_failure_that_a_node_has_heard_of():
+    """One node has only seen the store go; the other one knows why the round was being stopped."""
+    job = Job()
+    lost = replace(survivor(job, "a"), order=StopOrder(StopKind.NODE_LOST, "h", "its store is gone"))
+    heard = replace(survivor(job, "b"), order=StopOrder(StopKind.LEAVE, "h", "told to stop"))
+    job.get(lost, heard)
+    assert job.plan.judgement is not None
+    assert job.plan.judgement.incident.kind is IncidentKind.PREEMPTED
+
+
 def test_node_that_goes_in_a_pause_under_a_new_host_agent_makes_nobody_turn_in_circles():
     """The pause is over before the last call is: it is that what is waited for then."""
     job = Job(replace(RULES, max_nodes=9, max_restarts=9))

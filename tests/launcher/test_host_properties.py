@@ -382,6 +382,15 @@ def test_new_host_agent_gives_one_last_call_and_not_another_after_its_judgement(
     assert time_of(job, "n1", Phase.RUNNING, 9.0) < 9.0 + 0.6 + 5.0 + 0.1
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_new_host_agent_gives_no_last_call_to_the_one_before_it(seed: int):
+    """Its node is gone, which all others have seen; there is a place for it, and nobody waits for it."""
+    setting = Setting(nodes=3, min_nodes=2, max_nodes=9, work_s=30.0)
+    job = play(setting, Fault(9.0, Kind.MOVE, 0, 1.0), seed=seed)
+    assert "n0" not in worlds(job)[1]
+    assert time_of(job, "n1", Phase.RUNNING, 9.0) < 9.0 + 1.0 + 0.5 + 0.1
+
+
 def test_node_that_slept_through_rounds_acts_on_them_one_by_one():
     """It was once started with the plan of a round that it had no part in."""
     history = [Fault(4.0, Kind.PAUSE, 1, 15.0), Fault(9.0, Kind.PAUSE, 1, 6.0), Fault(0.003, Kind.KILL, 0)]

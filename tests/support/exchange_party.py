@@ -18,7 +18,7 @@ from ftrun.launcher.store_setting import StoreSetting
 
 DEADLINE_S = 20.0
 LOOPBACK = "127.0.0.1"
-HELLO = Hello("job7", "e", "1.0", "f1", "train.py on 2 nodes")
+HELLO = Hello("job7", "e", "1.0", "f1", "train.py on 2 nodes", "a")
 
 Kind = TypeVar("Kind")
 

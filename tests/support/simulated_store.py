@@ -150,7 +150,7 @@ class SimulatedExchange:
 
     def _serve(self) -> None:
         epoch = f"epoch{len(self._endpoint.stores)}"
-        store = Store(epoch, Hello("job", epoch, "1", "same", "job"), self)
+        store = Store(epoch, Hello("job", epoch, "1", "same", "job", self._agent.node), self)
         self._endpoint.store = store
         self._endpoint.stores.append(store)
         self._attach(self._generation)
