@@ -25,6 +25,20 @@ dist.barrier()
 dist.destroy_process_group()
 sys.exit(restart_count == 0)
 """
+MEET_BY_ADDRESS = """
+import torch.distributed as dist
+from datetime import timedelta
+def meet(address):
+    dist.init_process_group(
+        "gloo", f"tcp://{address}", timedelta(seconds=30), int(os.environ["WORLD_SIZE"]), rank
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+meet(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
+os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+meet("127.0.0.1:<port>")
+say("met twice")
+"""
 SCRIPT = """
 import os, random, signal, sys, time
 import torch
@@ -73,6 +87,16 @@ def test_no_key_of_the_round_before_is_in_the_store(tmp_path: Path) -> None:
     assert exit_code == 0, run.stderr
     assert run.stdout.count("agent serves the store: True") == 4
     assert run.stdout.count("stale: False") == 4
+
+
+@pytest.mark.slow
+def test_ranks_can_meet_by_an_address(tmp_path: Path) -> None:
+    """That of the agent's store as it is; one of their own once they have said that they serve it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    exit_code, run = finish(tmp_path, *TWO, WORKER, MEET_BY_ADDRESS.replace("<port>", str(port)))
+    assert exit_code == 0, run.stderr
+    assert run.stdout.count("met twice") == 2
 
 
 @pytest.mark.slow

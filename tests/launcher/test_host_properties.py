@@ -275,6 +275,14 @@ def test_budget_is_the_jobs_and_not_each_nodes():
     assert codes(job) == {1}
 
 
+def test_node_that_is_lost_again_and_again_uses_up_the_budget():
+    """Its agent is started anew each time, and each loss is one restart: there is no endless circle."""
+    setting = Setting(nodes=2, min_nodes=2, max_nodes=2, max_restarts=2, work_s=60.0)
+    job = play(setting, *(Fault(6.0, Kind.RESTART, 1, 0.5) for _ in range(5)))
+    assert [plan.memory.restart_count for plan in job.plans] == [0, 1, 2]
+    assert job.verdicts[0].exit_code == 1
+
+
 @pytest.mark.parametrize("after_s", [0.3, 1.1, 5.0, 30.0])
 def test_sigterm_while_nodes_are_waited_for_ends_the_agent_at_once(after_s: float):
     """Nothing of it has to run out."""
