@@ -12,7 +12,6 @@ import pytest
 
 from ftrun.monitor import events
 from tests.support.nodes import TRAINING, Job, ended, first_record, job, node_of
-from tests.support.rank_words import weights_after
 
 REACHED_S = 0.5
 """Generous bound for a stop that is pushed to all nodes."""
@@ -23,15 +22,6 @@ QUICK = ("--ft-set", "rdzv.keep_alive_interval=0.5", "--ft-set", "rdzv.lost_afte
 LOST_AFTER_S = 3.0
 REFORMED_S = 15.0
 """Bound for a new round after a node is lost, with cold workers on a busy machine."""
-
-
-def check_weights(this: Job, ranks: int) -> int:
-    """Every step was done exactly once, however often it was begun; how many there were."""
-    done = this.said("done")
-    assert len(done) == ranks, this.account()
-    [(steps, weights)] = {(one.more["step"], one.more["weights"]) for one in done}
-    assert weights == weights_after(steps), this.account()
-    return steps
 
 
 def wait_for_saved(this: Job, beyond: int = 0) -> int:
@@ -60,7 +50,7 @@ def test_worker_killed_on_one_node_restarts_all_nodes_at_once(tmp_path: Path) ->
         assert all(one.more["step"] > 0 for one in again)
         this.release("end")
         assert this.codes() == [0, 0], this.account()
-        assert check_weights(this, ranks=3) > max(one.more["step"] for one in again)
+        assert this.check_weights(ranks=3) > max(one.more["step"] for one in again)
         this.check_one_world()
         seen = first_record(nodes[1], events.WorkerExited)
         stopped = first_record(nodes[0], events.RoundStopOrdered)
@@ -100,7 +90,7 @@ def test_killed_agent_is_done_without_and_joins_again(tmp_path: Path) -> None:
         assert node_of(again) in order.reason
         this.release("end")
         assert this.codes(stays, again) == [0, 0], this.account()
-        check_weights(this, ranks=2)
+        this.check_weights(ranks=2)
         this.check_one_world()
         assert ended(stays).restart_count == ended(again).restart_count == 2
         assert len(stays.events(events.IncidentDiagnosed)) == 1  # growth is no incident
@@ -122,7 +112,7 @@ def test_killed_host_agent_is_replaced_and_the_job_knows_its_past(tmp_path: Path
         assert all(one.more["step"] >= saved for one in back)
         this.release("end")
         assert this.codes(other, again) == [0, 0], this.account()
-        check_weights(this, ranks=2)
+        this.check_weights(ranks=2)
         this.check_one_world()
         assert ended(other).restart_count == ended(again).restart_count == 2
         decisions = [one.reason for one in other.events(events.RestartDecided)]
@@ -151,7 +141,7 @@ def test_frozen_agent_is_lost_and_takes_part_again_when_it_is_thawed(tmp_path: P
         this.wait_until(lambda: len(this.said("step")) > steps + 20, "steps of that round")
         this.release("end")
         assert this.codes() == [0, 0], this.account()
-        check_weights(this, ranks=2)
+        this.check_weights(ranks=2)
         this.check_one_world()
 
 
@@ -177,6 +167,6 @@ def test_host_agent_is_lost_twenty_times(tmp_path: Path) -> None:
         this.wait_said("began", 2, restart=times)
         this.release("end")
         assert this.codes(*running) == [0, 0], this.account()
-        check_weights(this, ranks=2)
+        this.check_weights(ranks=2)
         this.check_one_world()
         assert {ended(run).restart_count for run in running} == {times}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.monitor import events
-from tests.support.nodes import WORKER, Job, ended, job, node_of, seconds_since
+from tests.support.nodes import TRAINING, WORKER, Job, ended, job, node_of, seconds_since
 from tests.support.run import Run
 
 WORKS = "work_until('end')"
@@ -33,27 +33,31 @@ def worlds(this: Job) -> dict[int, int]:
 
 @pytest.mark.slow
 def test_spare_takes_over_and_nobody_is_disturbed_by_one_too_many(tmp_path: Path) -> None:
-    """A spare and a surplus node wait, one of them replaces a lost node, all end with the job's code."""
+    """A spare and a surplus node wait, one replaces a lost node at once, all end with the job's code."""
     options = ("--nnodes", "2", "--ft-set", "world.spares=1", "--ft-set", "rdzv.lost_after=3")
-    with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
+    with job(tmp_path, *options, script=(TRAINING,)) as this:
         host = this.start_host(0)
         rivals = {1: this.start(1), 2: this.start(2)}
-        [seated] = {one.place for one in this.wait_said("works", 2, restart=0)} - {0}
+        [seated] = {one.place for one in this.wait_said("began", 2, restart=0)} - {0}
         dies, spare = rivals.pop(seated), *rivals.values()
         surplus = this.start(3)
         for run in (spare, surplus):
             [parked, *_] = this.wait_event(run, events.NodeParked)
             assert parked.nodes == (node_of(host), node_of(dies))
+        this.wait_event(spare, events.StandbyReadied)
+        this.wait_said("step", 20, restart=0)
         assert worlds(this) == {0: 2}
         this.kill(dies)
-        this.wait_said("works", 2, restart=1)
+        this.wait_said("step", 20, restart=1)
         assert worlds(this) == {0: 2, 1: 2}
         [_, closed] = host.events(events.RoundClosed)
         assert closed.nodes == (node_of(host), node_of(spare))
         assert closed.spares == (node_of(surplus),)
+        assert [one.is_warm for one in spare.events(events.WorkerStarted)] == [True]
         this.release("end")
         assert this.codes(host, spare, surplus) == [0, 0, 0], this.account()
         assert surplus.events(events.WorkerStarted) == []
+        this.check_weights(ranks=2)
         this.check_one_world()
 
 
@@ -62,18 +66,19 @@ def test_spare_takes_over_and_nobody_is_disturbed_by_one_too_many(tmp_path: Path
 def test_late_node(tmp_path: Path, grow: str, expected: dict[int, int]) -> None:
     """A node that comes late gets ranks when that is wanted, and else waits as a spare to the end."""
     options = ("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=0", "--ft-set", f"world.grow={grow}")
-    with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
+    with job(tmp_path, *options, script=(TRAINING,)) as this:
         first = this.start_host(0)
-        this.wait_said("works")
+        this.wait_said("step")
         late = this.start(1)
         this.wait_event(first, events.NodeJoined, 2)
         if grow == "immediately":
-            this.wait_said("works", 2, restart=1)
+            this.wait_said("step", restart=1)
         this.release("end")
         assert this.codes() == [0, 0], this.account()
         assert worlds(this) == expected
         assert ended(first).restart_count == ended(late).restart_count == len(expected) - 1
         assert first.events(events.IncidentDiagnosed) == []
+        this.check_weights(ranks=max(expected.values()))
         this.check_one_world()
 
 
@@ -103,13 +108,13 @@ def test_node_that_is_told_to_stop_leaves_within_its_grace(tmp_path: Path) -> No
 def test_host_agents_node_is_told_to_stop(tmp_path: Path) -> None:
     """It takes the store with it; the others go on without it, at once and as after any node that leaves."""
     options = ("--nnodes", "1:3", "--rdzv-conf", "last_call_timeout=300")
-    with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
+    with job(tmp_path, *options, script=(TRAINING,)) as this:
         host = this.start_host(0)
         others = [this.start(1), this.start(2)]
-        this.wait_said("works", 3, restart=0)
+        this.wait_said("step", 20, restart=0)
         assert end_after_sigterm(this, host) < AT_ONCE_S
         told_at = time.monotonic()
-        this.wait_said("works", 2, restart=1)
+        this.wait_said("began", 2, restart=1)
         assert seconds_since(told_at) < AT_ONCE_S
         this.release("end")
         assert this.codes(*others) == [0, 0], this.account()
@@ -117,6 +122,7 @@ def test_host_agents_node_is_told_to_stop(tmp_path: Path) -> None:
         for run in others:
             [incident] = run.events(events.IncidentDiagnosed)
             assert incident.incident_kind == "preempted"
+        this.check_weights(ranks=2)
         this.check_one_world()
 
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 from ftrun.monitor import events
 from ftrun.monitor.events import Event
 from ftrun.monitor.records import Record
-from tests.support.rank_words import SAID
+from tests.support.rank_words import SAID, weights_after
 from tests.support.run import Run, start
 
 WORKER = str(Path(__file__).with_name("node_worker.py"))
@@ -183,6 +183,14 @@ class Job:
         said = self.directory / SAID
         parts.append("=== said\n" + (said.read_text()[-_TAIL:] if said.exists() else "nothing"))
         return "\n".join(parts)
+
+    def check_weights(self, ranks: int) -> int:
+        """`TRAINING` did every step exactly once, however often it was begun; how many there were."""
+        done = self.said("done")
+        assert len(done) == ranks, self.account()
+        [(steps, weights)] = {(one.more["step"], one.more["weights"]) for one in done}
+        assert weights == weights_after(steps), self.account()
+        return steps
 
     def check_one_world(self) -> None:
         """No step was ever done by a world that had been followed by another."""
