@@ -87,11 +87,17 @@ def _find_order(state: HostState) -> StopOrder | None:
         return StopOrder(StopKind.FAILURE, node, f"node {node} is back and its ranks have not finished")
     if state.quiet and state.away <= state.quiet.keys():
         longest = max(state.quiet.values(), key=lambda quiet: quiet.limit_s)
-        return StopOrder(StopKind.STALL, longest.agent.node, longest.sentence)
+        return StopOrder(StopKind.STALL, longest.agent.node, f"{longest.sentence}{_name_done(state)}")
     if _is_time_to_grow(state):
         nodes = ", ".join(one.agent.node for one in _waiting(state))
         return StopOrder(StopKind.GROW, nodes, f"more nodes have joined: {nodes}")
     return None
+
+
+def _name_done(state: HostState) -> str:
+    """Nodes for whose ranks the others may wait for ever."""
+    nodes = ", ".join(sorted(join.agent.node for join in state.back.values()))
+    return f"; all ranks of node {nodes} had ended before, with exit code 0" if nodes else ""
 
 
 def _waiting(state: HostState) -> list[Presence]:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from ftrun.monitor.attention import Attention
 from ftrun.monitor.culprits import find_culprits
 from ftrun.monitor.liveness import Rule, Verdict
+from ftrun.monitor.rank_lists import name_ranks
 from ftrun.monitor.rank_signs import Signs
 from ftrun.monitor.stall_limits import Learned, Limit, StallLimits, limit_now
 
@@ -168,6 +169,8 @@ def judge(state: StallState, now: float, limits: StallLimits) -> Verdict | None:
         f"(steps, bytecode, file I/O, CPU time of children and helper threads); "
         f"the limit is {limit.seconds:g} s ({limit.origin})"
     )
+    if ended := [rank for rank, one in state.ranks.items() if not one.is_alive]:
+        sentence = f"{sentence}; {name_ranks(ended)} had ended before, with exit code 0"
     if suspicion.reason:
         sentence = f"{sentence}; {suspicion.reason}"
     return Verdict(Rule.STALL, None, suspicion.ranks, quiet_s, limit.seconds, limit.origin, sentence)

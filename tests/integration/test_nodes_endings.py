@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftrun.monitor import events
-from tests.support.nodes import WORKER, Job, ended, job, seconds_since
+from tests.support.nodes import WORKER, Job, ended, job, node_of, seconds_since
 
 SHORT_S = 10.0
 
@@ -153,6 +153,9 @@ def test_standstill_is_judged_over_all_nodes(tmp_path: Path, is_first_done: bool
         for run in this.runs:
             [incident] = run.events(events.IncidentDiagnosed)
             assert incident.incident_kind == "stall"
+        if is_first_done:
+            [order] = this.runs[1].events(events.RoundStopOrdered)
+            assert f"node {node_of(this.runs[0])} had ended before, with exit code 0" in order.reason
         hangs = [
             one for run in this.runs for one in run.records() if isinstance(one.event, events.HangDetected)
         ]

@@ -778,6 +778,7 @@ def test_node_that_is_done_does_not_keep_a_standstill_from_being_seen():
     job.back(job.join("a", SUCCEEDED))
     (order,) = orders(job.get(quiet("b")))
     assert order.kind is StopKind.STALL
+    assert order.reason == "nothing moves on b; all ranks of node a had ended before, with exit code 0"
 
 
 @pytest.mark.parametrize("message", [quiet("b", round_number=7), quiet("s")])

@@ -287,6 +287,27 @@ def test_members_notice_a_killed_host_and_find_the_next(join: Callable[..., Part
     assert epochs == {"e", "e2"}
 
 
+def test_replacement_of_the_host_may_have_another_address(join: Callable[..., Party], port: int) -> None:
+    """Its name is the same, and is resolved anew: a pod that comes in place of another one."""
+    leads_to = [LOOPBACK]
+
+    def resolve(host: str, port: int, **options: Any) -> Any:
+        return socket.getaddrinfo(leads_to[0], port, **options)
+
+    settings = setting(port, host="node0.example", is_host=False)
+    member = join("b", settings, resolver=resolve)
+    with host_process(port) as process:
+        assert member.connect().hello.epoch == "e"
+        process.kill()
+        member.expect(Lost)
+        member.exchange.connect()
+        assert "no host agent there yet" in member.expect(Waiting).reason
+        elsewhere = replace(setting(port), host="127.0.0.2", is_host=True)
+        assert join("a", elsewhere, hello=replace(HELLO, epoch="e2")).connect().is_host
+        leads_to[0] = "127.0.0.2"
+        assert member.expect(Connected).hello.epoch == "e2"
+
+
 def test_agent_at_the_address_takes_over_from_a_dead_host(join: Callable[..., Party], port: int) -> None:
     """The endpoint is an address of theirs: one serves it from now on, and the others join."""
     members = [join(name, setting(port)) for name in "bcd"]

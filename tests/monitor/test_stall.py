@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftrun.monitor.liveness import Rule, Verdict
@@ -299,10 +299,12 @@ def test_ended_ranks_are_no_hang() -> None:
 
 
 def test_work_of_an_ended_rank_is_no_sign() -> None:
-    """Counters of a rank that has ended do not keep the others alive."""
+    """Counters of a rank that has ended keep nobody alive; it is named, for others may wait for it."""
     job = Job()
     job.change(0, is_alive=False)
-    assert job.quiet(65, io_bytes=1e9) is not None
+    verdict = job.quiet(65, io_bytes=1e9)
+    assert verdict is not None
+    assert "; rank 0 had ended before, with exit code 0" in verdict.sentence
 
 
 def test_counter_that_falls_starts_anew() -> None:
@@ -440,6 +442,7 @@ def lived(life: list[tuple[float, int, Mapping[str, float]]]) -> Job:
     return job
 
 
+@settings(deadline=None)
 @given(LIFE)
 def test_every_verdict_has_its_silence(life: list[tuple[float, int, Mapping[str, float]]]) -> None:
     """However signs, gaps and clock jumps fall, a job is condemned only after real quiet beyond the floor."""
@@ -449,6 +452,7 @@ def test_every_verdict_has_its_silence(life: list[tuple[float, int, Mapping[str,
     assert sum(max(0.0, pause) for pause, _, _ in life) > 60.0 or not job.verdicts
 
 
+@settings(deadline=None)
 @given(LIFE, st.sampled_from([{"bytecode_changes": 1}, {"progress_count": 1}, {"io_bytes": 1e7}]))
 def test_living_job_is_never_condemned(
     life: list[tuple[float, int, Mapping[str, float]]], sign: Mapping[str, float]
@@ -465,6 +469,7 @@ def test_living_job_is_never_condemned(
     assert not job.verdicts
 
 
+@settings(deadline=None)
 @given(LIFE)
 def test_dead_job_is_always_found(life: list[tuple[float, int, Mapping[str, float]]]) -> None:
     """A job that shows nothing any more is condemned, at the latest after the limit that holds now."""
