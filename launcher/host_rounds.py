@@ -37,8 +37,6 @@ _TELL_EVERY_S = 5.0
 """Least time between two accounts of what is waited for: a person reads them."""
 _TELL_FIRST_S = 1.0
 """Agents that are started together need no word about the first second."""
-_GOES = (StopKind.LEAVE, StopKind.NODE_LOST)
-"""What ends a round because a node is not there any more."""
 
 
 def follow(state: HostState, now: float, decide: Decide) -> Step:
@@ -229,7 +227,8 @@ def _is_complete(state: HostState, candidates: Sequence[Join], now: float) -> bo
     if state.plan is not None:
         return True  # every living node of the last round is back: that is what opened this one
     known = set(state.memory.nodes) - set(state.memory.excluded)
-    known -= {order.node for order in _inherited_orders(candidates) if order.kind in _GOES}
+    known -= {order.node for order in _inherited_orders(candidates) if order.kind is StopKind.LEAVE}
+    known -= {join.lost_host for join in candidates}
     are_back = known <= {join.agent.node for join in candidates}
     if is_world_full(rules, len(candidates)):
         # Nodes of the last round may have yet to see that its host agent is gone, and to end their workers.
@@ -244,9 +243,8 @@ def _is_anybody_awaited(state: HostState) -> bool:
 
 
 def _inherited_orders(joins: Iterable[Join]) -> list[StopOrder]:
-    """Why nodes have stopped the round of another host agent; last those that only know that it is gone."""
-    orders = [join.order for join in joins if join.order is not None]
-    return sorted(orders, key=lambda order: order.kind is StopKind.NODE_LOST)
+    """Why nodes have stopped the round of another host agent."""
+    return [join.order for join in joins if join.order is not None]
 
 
 def _settle_inherited(state: HostState, candidates: Sequence[Join], now: float, decide: Decide) -> Step:

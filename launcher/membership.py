@@ -88,6 +88,7 @@ class Membership:
         self._order: StopOrder | None = None
         self._host_node = ""
         """Where the host agent runs, as long as it is another."""
+        self._lost_host = ""
         self._address = me.address
         self.run_id = ""
         """The job's id, as the host agent has it."""
@@ -183,10 +184,10 @@ class Membership:
         if order.kind is StopKind.LEAVE and order.exit_code == exit_codes.NODE_UNHEALTHY:
             self.memory = exclude(self.memory, order.node)
 
-    def _forget_order(self, plan: JobPlan) -> None:
-        """It is of the round before, if this plan is new."""
+    def _forget_last_end(self, plan: JobPlan) -> None:
+        """What is known of the end of the round before this one, if the plan is new."""
         if plan.memory.round_number > self.memory.round_number:
-            self._order = None
+            self._order, self._lost_host = None, ""
 
     def _take_connection(self, connected: ex.Connected) -> node_state.Event:
         self.run_id = connected.hello.run_id
@@ -200,7 +201,7 @@ class Membership:
         self._of_host = None
         if connected.plan is not None:
             self._of_host = connected.plan.memory
-            self._forget_order(connected.plan)
+            self._forget_last_end(connected.plan)
             self.memory = combine(connected.plan.memory, self.memory)
             excluded = self._find_place(connected.plan)
             if excluded is not None:
@@ -218,9 +219,7 @@ class Membership:
 
     def _take_loss(self, reason: str) -> node_state.Event:
         self._record(events.StoreLost(reason, self._me.reconnect_s), durable=True)
-        is_more_known = self._order is not None and self._order.kind is not StopKind.NODE_LOST
-        if self._host_node and not is_more_known:  # the next host agent need not wait for this one
-            self._order = StopOrder(StopKind.NODE_LOST, self._host_node, reason)
+        self._lost_host = self._host_node or self._lost_host
         self._joined = None
         self._hosting = None
         self._exchange.disconnect()
@@ -254,7 +253,7 @@ class Membership:
 
     def _take_plan(self, sequence: int, plan: JobPlan) -> node_state.Event:
         self._of_host = plan.memory
-        self._forget_order(plan)
+        self._forget_last_end(plan)
         self.memory = combine(plan.memory, self.memory)
         self.plan = plan_of(plan, self._me.agent)
         excluded = self._find_place(plan)
@@ -295,6 +294,7 @@ class Membership:
             sequence=state.sequence,
             request=state.request,
             order=self._order,
+            lost_host=self._lost_host,
             unhealthy=tuple(unhealthy),
         )
         self._exchange.send(self._joined)

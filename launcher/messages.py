@@ -128,6 +128,8 @@ class Join:
     """Its script has asked for the end of the job."""
     order: StopOrder | None = None
     """Why the last round was stopped, as far as this node has heard; a new host agent knows it from here."""
+    lost_host: str = ""
+    """Node of the host agent that this one has lost since the last round began."""
     unhealthy: tuple[Ailment, ...] = ()
     """Why the node should not take part; its fatal ailments."""
     is_resume_expected: bool = False

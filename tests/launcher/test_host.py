@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -837,24 +837,15 @@ def test_new_host_agent_goes_on_without_a_node_that_does_not_come_back():
     assert (nodes_of(job.plan), job.plan.memory.round_number) == (["a", "b"], 5)
 
 
-@pytest.mark.parametrize("kind", [StopKind.LEAVE, StopKind.NODE_LOST])
-def test_new_host_agent_waits_for_no_node_that_is_known_to_be_gone(kind: StopKind):
+@pytest.mark.parametrize(
+    "knows", [{"lost_host": "h"}, {"order": StopOrder(StopKind.LEAVE, "h", "told to stop")}]
+)
+def test_new_host_agent_waits_for_no_node_that_is_known_to_be_gone(knows: dict[str, Any]):
     """The others have seen the last one go, or have heard that it leaves: no last call for it."""
     job = Job(replace(RULES, max_nodes=9))
-    order = StopOrder(kind, "h", "its store is gone")
-    assert published(job.get(replace(survivor(job, "a"), order=order), at=1.0)) == []
-    job.get(replace(survivor(job, "b"), order=order), at=1.5)
+    assert published(job.get(survivor(job, "b"), at=1.0)) == []
+    job.get(replace(survivor(job, "a"), **knows), at=1.5)
     assert nodes_of(job.plan) == ["a", "b"]
-
-
-def test_loss_of_the_host_agent_hides_no_failure_that_a_node_has_heard_of():
-    """One node has only seen the store go; the other one knows why the round was being stopped."""
-    job = Job()
-    lost = replace(survivor(job, "a"), order=StopOrder(StopKind.NODE_LOST, "h", "its store is gone"))
-    heard = replace(survivor(job, "b"), order=StopOrder(StopKind.LEAVE, "h", "told to stop"))
-    job.get(lost, heard)
-    assert job.plan.judgement is not None
-    assert job.plan.judgement.incident.kind is IncidentKind.PREEMPTED
 
 
 def test_node_that_goes_in_a_pause_under_a_new_host_agent_makes_nobody_turn_in_circles():
