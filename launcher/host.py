@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ftrun.launcher.host_rounds import can_grow, follow, next_telling
+from ftrun.launcher.host_rounds import can_grow, describe_namesakes, follow, next_telling
 from ftrun.launcher.host_state import (
     Beats,
     Decide,
@@ -64,7 +64,8 @@ def advance(state: HostState, happened: Sequence[Event], now: float, decide: Dec
     state, followed = follow(state, now, decide)
     actions += followed
     if state.incarnations != before:
-        actions.insert(0, Watch(tuple(one.agent for one in state.present.values())))
+        watched = (*state.present.values(), *state.replaced.values())
+        actions.insert(0, Watch(tuple(one.agent for one in watched)))
     return state, tuple(actions)
 
 
@@ -122,8 +123,9 @@ def _join(state: HostState, join: Join, now: float) -> Step:
     other = state.incarnations.get(agent.node)
     if other is not None and other != agent.incarnation:
         # A node runs one agent of a name at a time: the other one has died.
+        replaced = {**state.replaced, other: replace(state.present[other], beat=-1, beat_at=now)}
         state, told = _lose(state, other, "its agent was started again")
-        state = replace(state, fenced=state.fenced | {other})
+        state = replace(state, fenced=state.fenced | {other}, replaced=replaced)
     known = state.present.get(agent.incarnation)
     if known is None:
         known = Presence(agent, beat_at=now)
@@ -178,12 +180,32 @@ def _judge_beats(state: HostState, seen: Mapping[str, int], now: float) -> Step:
         present[incarnation] = replace(one, beat=beat, beat_at=beat_at)
         if now - beat_at > state.rules.lost_after_s:
             silent.append((incarnation, f"no keep-alive for {now - beat_at:.1f} s"))
-    state = replace(state, present=present, beats_at=now)
-    told: tuple[Do, ...] = ()
+    state, told = _judge_replaced(replace(state, present=present, beats_at=now), seen, now)
     for incarnation, reason in silent:
         state, lost = _lose(state, incarnation, reason)
         told += lost
     return state, told
+
+
+def _judge_replaced(state: HostState, seen: Mapping[str, int], now: float) -> Step:
+    """Name a node whose last agent lives on although another has come: two machines have one name.
+
+    What was under way when an agent died has come by the first look; until the second, only a living one
+    counts on.
+    """
+    lost_after_s = state.rules.lost_after_s
+    due = {key: one for key, one in state.replaced.items() if now - one.beat_at >= lost_after_s}
+    looked = {
+        key: replace(one, beat=seen.get(key, 0), beat_at=now) for key, one in due.items() if one.beat < 0
+    }
+    nodes = {one.agent.node for key, one in due.items() if 0 <= one.beat < seen.get(key, 0)}
+    told = (
+        Tell(events.NodeRefused(node, f"its agent still runs, and {describe_namesakes([node])}"))
+        for node in sorted(nodes - state.namesakes)
+    )
+    others = {key: one for key, one in state.replaced.items() if key not in due}
+    state = replace(state, replaced={**others, **looked}, namesakes=state.namesakes | nodes)
+    return state, tuple(told)
 
 
 def _lose(state: HostState, incarnation: str, reason: str, is_left: bool = False) -> Step:

@@ -5,7 +5,7 @@ Each function looks at the levels of a `HostState`, never at which event has cha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ftrun.launcher import exit_codes
@@ -351,6 +351,8 @@ def _tell(state: HostState, candidates: Sequence[Join], now: float) -> Step:
 def _waited_for(state: HostState, candidates: Sequence[Join]) -> str:
     rules = state.rules
     names = ", ".join(sorted(join.agent.node for join in candidates)) or "none"
+    if state.namesakes:
+        names = f"{names}; {describe_namesakes(state.namesakes)}"
     have = len(candidates)
     wanted = rules.min_nodes if have < rules.min_nodes else world_nodes(rules, rules.max_nodes + rules.spares)
     what = f"{max(0, wanted - have)} of {wanted} nodes; have {names}"
@@ -359,6 +361,12 @@ def _waited_for(state: HostState, candidates: Sequence[Join]) -> str:
         missing = rules.min_ranks - ranks
         return f"nodes with {missing} more ranks (world.min_size is {rules.min_ranks}); have {names}"
     return what
+
+
+def describe_namesakes(nodes: Collection[str]) -> str:
+    """What is wrong with these names, and what to do about it."""
+    listed = ", ".join(sorted(nodes))
+    return f"two machines have the host name {listed}: of those one takes part; give each a name of its own"
 
 
 def _too_few(state: HostState, candidates: Sequence[Join]) -> str:

@@ -76,6 +76,10 @@ class HostState:
     """Of the last round that this host agent has closed."""
     fenced: frozenset[str] = frozenset()
     """Incarnations that others have replaced on their nodes: what still comes from them is late."""
+    replaced: Mapping[str, Presence] = field(default_factory=dict)
+    """Of these, those whose keep-alives are still read, to see whether they have really ended."""
+    namesakes: frozenset[str] = frozenset()
+    """Names that two machines have."""
     away: frozenset[str] = frozenset()
     """Incarnations of the agents of the last round that are neither back from it nor gone."""
     back: Mapping[str, Join] = field(default_factory=dict)

@@ -75,7 +75,10 @@ class NodeLeft(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused(Event):
-    """An agent of another job or version came to this job's store; journalled by the host agent."""
+    """An agent that cannot take part: of another job or version, or of a machine whose name another one has.
+
+    Journalled by the host agent.
+    """
 
     kind: ClassVar[str] = "node.refused"
     name: Node

@@ -636,6 +636,32 @@ def test_agent_that_is_started_again_on_its_node_fences_the_old_one_at_once():
     assert job.plan.seats[1].agent.incarnation == "b.2"
 
 
+def test_two_machines_with_one_name_are_told_of():
+    """Each takes the other for its last agent; that one lives on, which no dead one does."""
+    job = Job(Rules(2, 2, join_timeout_s=60.0, lost_after_s=5.0))
+    job.get(job.join("ubuntu"), at=1.0)
+    job.get(job.join("ubuntu", incarnation="2"), at=2.0)
+    for second in range(3, 30):
+        job.hear(Beats({"ubuntu.1": second, "ubuntu.2": second}), at=float(second))
+    [refused] = told(job.log, events.NodeRefused)
+    assert "two machines have the host name ubuntu" in refused.reason
+    assert "give each a name of its own" in told(job.log, events.RendezvousAwaited)[-1].awaited
+    job.wake(61.0)
+    assert job.verdict is not None
+    assert "two machines have the host name ubuntu" in job.verdict.reason
+
+
+def test_dead_agent_whose_last_keep_alives_come_late_is_no_namesake():
+    """A slow network brings them when its successor is there already."""
+    job = Job(Rules(2, 2, lost_after_s=5.0))
+    job.get(job.join("a"), at=1.0)
+    job.get(job.join("a", incarnation="2"), at=2.0)
+    for second in range(3, 30):
+        job.hear(Beats({"a.1": min(second, 6), "a.2": second}), at=float(second))
+    assert told(job.log, events.NodeRefused) == []
+    assert job.state.replaced == {}
+
+
 def test_restarted_agents_of_all_nodes_are_no_duplicates():
     """A whole job that is started again on the same hosts has one seat for each of them."""
     job = Job()
