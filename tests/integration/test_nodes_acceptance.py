@@ -92,3 +92,23 @@ def test_dead_node_is_noticed_and_the_others_go_on_without_it(tmp_path: Path, is
             assert ended(run).restart_count == 1
         why = "the host agent was lost" if is_host else "no keep-alive for"
         assert any(why in run.stderr for run in rest), this.account()
+
+
+@pytest.mark.slow
+def test_node_that_dies_before_the_first_round_leaves_no_ghost_in_it(tmp_path: Path) -> None:
+    """It had joined and is replaced by another node, however soon: no round waits for one that is dead."""
+    options = ("--nnodes", "3", *QUICK, "--max-restarts", "1")
+    with job(tmp_path, *options, script=(WORKER, WORKS)) as this:
+        host, dies = this.start_host(0), this.start(1)
+        this.wait_event(host, events.NodeJoined, 2)
+        others = [this.start(2)]
+        this.kill(dies)
+        others.append(this.start(3))
+        this.wait_until(lambda: {one.place for one in this.said("works")} == {0, 2, 3}, "three nodes")
+        last = max(one.restart for one in this.said("works"))
+        check_meeting(this.wait_said("works", 3, restart=last), world=3)
+        this.release("end")
+        assert this.codes(host, *others) == [0, 0, 0], this.account()
+        [lost] = host.events(events.NodeLost)
+        assert lost.name == node_of(dies)
+        this.check_one_world()
