@@ -17,6 +17,7 @@ from ftrun.launcher.checkpoint_choice import choose_common, trusted
 from ftrun.launcher.messages import Join, Memory, SeenCheckpoint
 from ftrun.launcher.model import PastIncident
 from ftrun.monitor.incident import Incident, RankExit
+from ftrun.monitor.signature import CONFIDENCE
 
 _SUSPECTS = frozenset(
     {
@@ -35,6 +36,7 @@ not numbers do so after many steps."""
 _SUSPECTS_WITHOUT_PROGRESS = frozenset({"hang_steady", "hang_section", "stall"})
 """Those that loading can bring about, and that are the network's or a GPU's doing in later steps."""
 _PROVEN = "checkpoint_load"
+"""The kind that proves damage, if its confidence is that of something found."""
 _STOPPED_FROM_OUTSIDE = frozenset({128 + 2, 128 + 9, 128 + 15})
 """Exit codes by which a shell reports SIGINT, SIGKILL and SIGTERM."""
 
@@ -120,7 +122,7 @@ class SetAside:
 def suspect(incident: Incident, checkpoint: SeenCheckpoint) -> Suspicion:
     """Whether `checkpoint`, from which the round began, may be why it ended."""
     kind, culprit = incident.kind.value, incident.culprit
-    if kind == _PROVEN:
+    if kind == _PROVEN and incident.confidence >= CONFIDENCE["found"]:
         return Suspicion.PROVEN
     is_early = not incident.has_progressed and kind in _SUSPECTS_WITHOUT_PROGRESS
     if (kind not in _SUSPECTS and not is_early) or culprit.exit_code in _STOPPED_FROM_OUTSIDE:

@@ -81,6 +81,14 @@ def bound_evidence(evidence: Evidence, max_bytes: int = MAX_BYTES) -> Evidence:
         start_failure=_line(evidence.start_failure),
         unreachable=_line(evidence.unreachable),
         unhealthy=_line(evidence.unhealthy),
+        # A beginning of the path is in a text wherever the whole is.
+        resume_from=evidence.resume_from[:_SENTENCE_LENGTH],
+        spaces=tuple(
+            replace(space, path=shorten_text(space.path, _FINDING_LENGTH)) for space in evidence.spaces
+        ),
+        report=None
+        if evidence.report is None
+        else replace(evidence.report, reason=_line(evidence.report.reason)),
         health=tuple(map(shorten_ailment, evidence.health[:MAX_AILMENTS])),
     )
     blamed = _blamed(evidence)
@@ -92,6 +100,9 @@ def bound_evidence(evidence: Evidence, max_bytes: int = MAX_BYTES) -> Evidence:
         # The first exit tells when the agent began to stop the others.
         return 0 if exit is first_own else 1 if exit.has_failed else 2, exit.failed_at
 
+    def shorten(exit: RankExit, limit: int) -> RankExit:
+        return shorten_exit(exit, limit, evidence.resume_from)
+
     def rebuild(exits: Sequence[RankExit], left_out: int) -> Evidence:
         return replace(evidence, exits=tuple(exits), left_out=evidence.left_out + left_out)
 
@@ -99,7 +110,7 @@ def bound_evidence(evidence: Evidence, max_bytes: int = MAX_BYTES) -> Evidence:
         _Ranked(place, exit, 0 if exit in blamed else 1 if exit.has_failed else 2)
         for place, exit in sorted(enumerate(evidence.exits), key=lambda pair: weight(pair[1]))
     ]
-    return _fit(ranked, rebuild, max_bytes)
+    return _fit(ranked, rebuild, max_bytes, shorten)
 
 
 def _exited_at(exit: RankExit) -> float:
@@ -113,6 +124,8 @@ def _blamed(evidence: Evidence) -> list[RankExit]:
         return sorted(
             (exit for exit in evidence.exits if exit.rank in ranks), key=lambda exit: ranks.index(exit.rank)
         )
+    if evidence.report is not None:
+        return [exit for exit in evidence.exits if exit.rank == evidence.report.rank]
     root = root_of(evidence) or crashed_in_stop(evidence)
     return [] if root is None else [root.exit]
 
@@ -147,7 +160,10 @@ def bound_incident(incident: Incident, max_bytes: int = MAX_BYTES) -> Incident:
 
 
 def _fit(
-    ranked: Sequence[_Ranked], rebuild: Callable[[Sequence[RankExit], int], _Account], max_bytes: int
+    ranked: Sequence[_Ranked],
+    rebuild: Callable[[Sequence[RankExit], int], _Account],
+    max_bytes: int,
+    shorten: Callable[[RankExit, int], RankExit] = shorten_exit,
 ) -> _Account:
     """The first that fits, with more and more cut off; `ranked` has the most important exit first."""
     kept = ranked[: max(1, max_bytes // _SMALLEST_EXIT_BYTES)]
@@ -158,10 +174,10 @@ def _fit(
 
     for limits in _LIMITS:
         if sum(_least_bytes(one.exit, limits[one.group]) for one in kept) <= max_bytes:
-            found = account(_shorten(kept, limits))
+            found = account(_shorten(kept, limits, shorten))
             if size_of(found) <= max_bytes:
                 return found
-    shortened = _shorten(kept, _LIMITS[-1])
+    shortened = _shorten(kept, _LIMITS[-1], shorten)
     fits, too_many = 1, len(shortened) + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
@@ -180,8 +196,10 @@ def _least_bytes(exit: RankExit, limit: int) -> int:
     return _SMALLEST_EXIT_BYTES + sum(min(length, limit) for length in texts)
 
 
-def _shorten(exits: Sequence[_Ranked], limits: Sequence[int]) -> list[_Ranked]:
-    return [replace(one, exit=shorten_exit(one.exit, limits[one.group])) for one in exits]
+def _shorten(
+    exits: Sequence[_Ranked], limits: Sequence[int], shorten: Callable[[RankExit, int], RankExit]
+) -> list[_Ranked]:
+    return [replace(one, exit=shorten(one.exit, limits[one.group])) for one in exits]
 
 
 def _line(text: str) -> str:

@@ -10,31 +10,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftrun.monitor import hardware
+from ftrun.monitor.case import count
 from ftrun.monitor.failures import (
     ECHO_WINDOW_S,
     Suspect,
-    count,
     crashed_in_stop,
     fingerprint,
     root_of,
     without_noise,
 )
-from ftrun.monitor.incident import Ailment, ErrorRecord, Evidence, Host, Incident, IncidentKind, RankExit
+from ftrun.monitor.incident import (
+    Ailment,
+    ErrorRecord,
+    Evidence,
+    FaultReport,
+    Host,
+    Incident,
+    IncidentKind,
+    RankExit,
+)
 from ftrun.monitor.liveness import Rule, Verdict
 from ftrun.monitor.rank_lists import list_ranks, name_ranks
+from ftrun.monitor.signature import CONFIDENCE
 
-__all__ = ["CONFIDENCE", "ECHO_WINDOW_S", "LostNode", "diagnose"]
-
-CONFIDENCE = {
-    "confirmed": 0.95,  # a rank failed, and a health check says the same of its GPU
-    "found": 0.9,  # by a health check, a start that failed, or a node that is gone
-    "failed": 0.8,  # a rank failed by itself: its exception or signal is known, what led to it is not
-    "named": 0.6,  # ranks hang, and their stacks or signs tell which the others wait for
-    "silent": 0.3,  # a hang that nobody can be named for, or what looks like the echo of a failure
-    "unknown": 0.1,
-}
-"""How sure a cause is, by what it rests on: for people, and for what is held against a GPU or node that is
-named again and again. An ordering rather than a measured frequency."""
+__all__ = ["CONFIDENCE", "ECHO_WINDOW_S", "LostNode", "asked_to_stop", "diagnose"]
 
 _UNKNOWN_RANK = -1
 _FAILED = 1
@@ -73,11 +72,8 @@ class _Cause:
     reasons: tuple[str, ...]
     fingerprint: str
     confidence: float
-
-    @property
-    def is_echo(self) -> bool:
-        """It may be what another node's end looks like from here."""
-        return self.kind in (IncidentKind.COMMUNICATION_ERROR, IncidentKind.UNREACHABLE)
+    is_echo: bool = False
+    """It may be what another node's end looks like from here."""
 
     @property
     def is_hang(self) -> bool:
@@ -117,7 +113,8 @@ def diagnose(
     another rank's failure when there is one before it or within `ECHO_WINDOW_S` after it. Of all nodes, the
     first of these that there is:
 
-    1. what failed on `first_node` and is no echo; then, unless a node is lost, which causes much, a GPU whose
+    1. what failed on `first_node` and is no echo, where a fault that the script has reported comes before how
+       its ranks ended; then, unless a node is lost, which causes much, a GPU whose
        health check failed, anywhere, and silence of the ranks of `first_node`;
     2. a lost node;
     3. a GPU whose health check failed; ranks that hang; the start of workers, or a rank, that failed and is
@@ -133,10 +130,26 @@ def diagnose(
         ValueError: Nothing failed, every exit is 0 or the agent's own doing, and no `stop_reason` is given.
     """
     round_ = _Round(evidences, lost, first_node)
-    cause = _find_cause(round_) or (_unknown(round_, stop_reason) if stop_reason else None)
+    cause = _find_cause(round_)
+    if cause is None and stop_reason:
+        cause = _without_rank(round_, IncidentKind.UNKNOWN, stop_reason, CONFIDENCE["unknown"])
     if cause is None:
         raise ValueError("no rank failed by itself: every exit is 0 or was caused by the agent")
+    return _incident(round_, cause)
+
+
+def asked_to_stop(evidences: Sequence[Evidence], reason: str, first_node: str = "") -> Incident:
+    """The incident behind a round that was ended, and the job with it, because its script asked for that.
+
+    However its ranks then ended, they only did as they were told.
+    """
+    round_ = _Round(evidences, (), first_node)
+    return _incident(round_, _without_rank(round_, IncidentKind.USER_STOP, reason, CONFIDENCE["found"]))
+
+
+def _incident(round_: _Round, cause: _Cause) -> Incident:
     collateral, hosts = _fallen(round_, cause)
+    evidences = round_.evidences
     return Incident(
         kind=cause.kind,
         round_number=round_.number,
@@ -181,6 +194,8 @@ def _find_cause(round_: _Round) -> _Cause | None:
 
 
 def _own_failure(round_: _Round, evidence: Evidence) -> _Cause | None:
+    if evidence.report is not None:
+        return _reported(round_, evidence, evidence.report)
     if evidence.start_failure:
         return _failed_start(round_, evidence)
     root = root_of(evidence)
@@ -208,8 +223,8 @@ def _failed_rank(round_: _Round, root: Suspect) -> _Cause:
     reasons.append(_steps(exit, root.evidence))
     if fault is not None:
         return _of_fault(fault, node, exit, reasons, CONFIDENCE["confirmed"])
-    sure = CONFIDENCE["silent" if finding.is_echo else "failed"]
-    return _Cause(finding.kind, node, exit, tuple(reasons), fingerprint(finding.kind, exit), sure)
+    same = fingerprint(finding.kind, exit)
+    return _Cause(finding.kind, node, exit, tuple(reasons), same, finding.confidence, finding.is_echo)
 
 
 def _sick(round_: _Round, evidence: Evidence, fault: hardware.Fault) -> _Cause:
@@ -263,6 +278,25 @@ def _hang(round_: _Round, evidence: Evidence, hang: Verdict) -> _Cause:
     )
 
 
+def _reported(round_: _Round, evidence: Evidence, report: FaultReport) -> _Cause:
+    """What the script itself has found comes before how its ranks then ended."""
+    kind = report.kind
+    exit = next((one for one in evidence.exits if one.rank == report.rank), None)
+    who = "a worker" if report.rank is None else f"rank {report.rank}"
+    where = f" on node {evidence.node}" if round_.has_several_nodes else ""
+    reasons = [f"{who}{where} reported {kind.value}: {report.reason}"]
+    if exit is not None:
+        reasons.append(_steps(exit, evidence))
+    return _Cause(
+        kind,
+        evidence.node,
+        exit or _stand_in(_first_rank(evidence), report.reason),
+        tuple(reasons),
+        f"{kind.value}|{without_noise(report.reason)}",
+        CONFIDENCE["found"],
+    )
+
+
 def _failed_start(round_: _Round, evidence: Evidence) -> _Cause:
     kind, reason = IncidentKind.START_FAILED, evidence.start_failure
     where = f" on node {evidence.node}" if round_.has_several_nodes else ""
@@ -280,7 +314,7 @@ def _no_way(evidence: Evidence) -> _Cause:
     kind, reason = IncidentKind.UNREACHABLE, evidence.unreachable
     culprit = _stand_in(_first_rank(evidence), reason)
     same = f"{kind.value}|{without_noise(reason)}"
-    return _Cause(kind, evidence.node, culprit, (reason,), same, CONFIDENCE["found"])
+    return _Cause(kind, evidence.node, culprit, (reason,), same, CONFIDENCE["found"], is_echo=True)
 
 
 def _lost(lost: LostNode) -> _Cause:
@@ -295,13 +329,14 @@ def _loss(lost: LostNode) -> str:
     return f"node {lost.node} {'left the job' if lost.is_left else 'was lost'}: {lost.reason}"
 
 
-def _unknown(round_: _Round, stop_reason: str) -> _Cause:
-    kind = IncidentKind.UNKNOWN
+def _without_rank(round_: _Round, kind: IncidentKind, stop_reason: str, sure: float) -> _Cause:
+    """No rank is to blame: the first of the node that stopped the round stands for it."""
     ordered = sorted(round_.evidences, key=lambda one: one.node != round_.first_node)
     rank = _first_rank(ordered[0]) if ordered else _UNKNOWN_RANK
     node = ordered[0].node if ordered else round_.first_node
-    same, sure = f"{kind.value}|{without_noise(stop_reason)}", CONFIDENCE["unknown"]
-    return _Cause(kind, node, _stand_in(rank), (stop_reason,), same, sure)
+    return _Cause(
+        kind, node, _stand_in(rank), (stop_reason,), f"{kind.value}|{without_noise(stop_reason)}", sure
+    )
 
 
 def _first_rank(evidence: Evidence) -> int:
@@ -330,6 +365,12 @@ def _fallen(round_: _Round, cause: _Cause) -> tuple[tuple[RankExit, ...], tuple[
 
 def _reasons_around(round_: _Round, cause: _Cause, collateral: Sequence[RankExit]) -> tuple[str, ...]:
     reasons = [f"also, {_loss(lost)}" for lost in round_.lost if lost.node != cause.node]
+    if cause.is_echo:
+        exits = (exit for evidence in round_.evidences for exit in evidence.exits)
+        early = [exit.rank for exit in exits if exit.exit_code == 0 and not exit.is_stopped_by_agent]
+        if early:
+            who = name_ranks(early)
+            reasons.append(f"{who} had ended well before the others were done, who may have waited for it")
     if collateral and not cause.is_hang:
         ranks = list_ranks(exit.rank for exit in collateral)
         reasons.append(f"{count(len(collateral), 'other rank')} fell with it: {ranks}")

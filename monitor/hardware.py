@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftrun.healthchecks.xid import XidEffect, classify
-from ftrun.monitor import signatures
+from ftrun.monitor import failure_texts
 from ftrun.monitor.incident import Ailment, ErrorRecord, Evidence, IncidentKind, RankExit
 
 RECENT_S = 60.0
@@ -33,6 +33,12 @@ _ORDER = (IncidentKind.GPU_LOST, IncidentKind.ECC_ERROR, IncidentKind.XID, Incid
 
 _UNCLEAR = frozenset(
     {
+        IncidentKind.GPU_LOST,
+        IncidentKind.ECC_ERROR,
+        IncidentKind.CUDA_ERROR,
+        IncidentKind.NCCL_TIMEOUT,
+        IncidentKind.NCCL_ERROR,
+        IncidentKind.GLOO_PEER_LOST,
         IncidentKind.COMMUNICATION_ERROR,
         IncidentKind.SEGFAULT,
         IncidentKind.ABORT,
@@ -45,8 +51,9 @@ _UNCLEAR = frozenset(
         IncidentKind.STALL,
     }
 )
-"""Ends that tell little of their cause: a GPU that failed is a better explanation. An import error, a process
-killed from outside or for want of memory has its own; an exception only if it speaks of the device."""
+"""Ends that tell little of their cause, or that speak of the GPU: one that failed is a better explanation. An
+import error, a process killed from outside or for want of memory has its own; an exception only if it speaks
+of the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +87,16 @@ def find_faults(evidence: Evidence) -> tuple[Fault, ...]:
 
 def explain(kind: IncidentKind, exit: RankExit, evidence: Evidence) -> Fault | None:
     """What a rank's GPU had to do with its end, which by itself was of that kind; None if nothing."""
-    is_unclear = kind in _UNCLEAR or (kind is IncidentKind.EXCEPTION and _is_of_device(exit.error))
+    # Memory that ran out is its own explanation, though it speaks of the device.
+    may_be_device_s = kind.is_of_exception and kind is not IncidentKind.CUDA_OOM
+    is_unclear = kind in _UNCLEAR or (may_be_device_s and _is_of_device(exit.error))
     faults = [
         Fault(found, ailment, exit)
         for ailment in evidence.health
         if exit.local_rank in ailment.local_ranks
         and _is_recent(ailment, evidence)
         and (found := _kind_of(ailment)) is not None
-        and (is_unclear or (ailment.is_fatal and kind is IncidentKind.EXCEPTION))
+        and (is_unclear or (ailment.is_fatal and kind.is_of_exception))
     ]
     return min(faults, key=lambda fault: _ORDER.index(fault.kind), default=None)
 
@@ -137,4 +146,4 @@ def _rank_of(ailment: Ailment, evidence: Evidence) -> RankExit | None:
 def _is_of_device(error: ErrorRecord | None) -> bool:
     if error is None:
         return False
-    return signatures.DEVICE_ERROR.search(f"{error.type_name}: {error.message}") is not None
+    return failure_texts.DEVICE_ERROR.search(f"{error.type_name}: {error.message}") is not None

@@ -51,6 +51,20 @@ class RankExit:
     max_rss_bytes: int = 0
     steps: int = 0
     """Optimizer steps (or client heartbeats) in this round."""
+    since_start_s: float | None = None
+    """Seconds from the start of the node's workers in this round to `failed_at`; None if unknown."""
+    last_step: int | None = None
+    """The script's own step number, as it last reported it."""
+    beat_age_s: float | None = None
+    """Seconds from its last step or heartbeat to `failed_at`; None if there was none in this round."""
+    sections: tuple[str, ...] = ()
+    """What the script was in by `client.section`, outermost first."""
+    stacks_file: str = ""
+    """Stacks of all its threads, if they were saved."""
+    recorder_file: str = ""
+    """The dump of its flight recorder, if there is one of this round."""
+    gpu: str = ""
+    """UUID of the GPU that it had for itself or shared; "" if unknown."""
 
     @property
     def has_failed(self) -> bool:
@@ -86,6 +100,58 @@ class Ailment:
 
 
 @dataclass(frozen=True, slots=True)
+class Space:
+    """Room on a file system that a job needs, when its round ended."""
+
+    path: str
+    what: str
+    """What the job has there: "logs", "checkpoints" or "shared memory"."""
+    free_bytes: int
+    """For a user without privileges (statvfs: f_bavail)."""
+    total_bytes: int
+    free_inodes: int | None = None
+    """None if the file system does not count them."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no file can be written there: less than `FULL_BYTES` is free, or no inode."""
+        return self.free_bytes < FULL_BYTES or self.free_inodes == 0
+
+
+FULL_BYTES = 1 << 20
+"""A file system counts as full with less than 1 MiB free: a write that failed has left what was too small for
+it, and a tensor or a page of a shared segment is seldom smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPressure:
+    """How much of the time tasks waited for memory when the round ended (the kernel's PSI, memory)."""
+
+    some_percent: float
+    """Of the last 10 s in which at least one task waited."""
+    full_percent: float
+    """Of the last 10 s in which all tasks waited."""
+    is_of_cgroup: bool = False
+    """Of the job's own cgroup; else of the whole machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReport:
+    """A fault that only the script could know of, and has reported."""
+
+    rank: int | None
+    kind: IncidentKind
+    reason: str
+
+    @classmethod
+    def parse(cls, rank: int | None, text: str) -> FaultReport | None:
+        """Of "nan_loss: its reason"; None if it does not begin with a kind that a script may report."""
+        name, _, reason = text.partition(": ")
+        kind = next((kind for kind in REPORTABLE if kind.value == name), None)
+        return None if kind is None else cls(rank, kind, reason)
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What one node's agent saw of the end of a round (per node)."""
 
@@ -112,6 +178,20 @@ class Evidence:
     """What turns this node's CLOCK_MONOTONIC into UTC epoch, so that others can show a time; 0 = unknown."""
     left_out: int = 0
     """Exits that were left out to keep the account of a large node small."""
+    resume_from: str = ""
+    """Checkpoint that the round began from; "" if it began from none that ftrun knows."""
+    spaces: tuple[Space, ...] = ()
+    """Room where the job keeps things; what did not answer in time is missing."""
+    pressure: MemoryPressure | None = None
+    """None if the kernel does not measure it."""
+    report: FaultReport | None = None
+    """What the script reported, if the agent stopped for that a round in which nothing had failed."""
+    file: str = ""
+    """All of this on the node itself, in full length; "" if it could not be written."""
+
+    def space_of(self, what: str) -> Space | None:
+        """Room where the job keeps `what`; None if unknown."""
+        return next((space for space in self.spaces if space.what == what), None)
 
 
 class IncidentKind(Enum):
@@ -119,26 +199,41 @@ class IncidentKind(Enum):
 
     EXCEPTION = "exception"
     IMPORT_OR_SYNTAX_ERROR = "import_or_syntax_error"
-    COMMUNICATION_ERROR = "communication_error"
+    CUDA_OOM = "cuda_oom"
     HOST_OOM = "host_oom"
+    CUDA_ERROR = "cuda_error"
+    GPU_LOST = "gpu_lost"
+    ECC_ERROR = "ecc_error"
+    XID = "xid"
+    NCCL_TIMEOUT = "nccl_timeout"
+    NCCL_ERROR = "nccl_error"
+    GLOO_PEER_LOST = "gloo_peer_lost"
+    COMMUNICATION_ERROR = "communication_error"
+    """Of sockets, and of the store by which ranks find each other: neither gloo's nor NCCL's."""
+    HANG_INITIAL = "hang_initial"
+    HANG_STEADY = "hang_steady"
+    HANG_SECTION = "hang_section"
+    STALL = "stall"
     SEGFAULT = "segfault"
     ABORT = "abort"
     BUS_ERROR = "bus_error"
     KILLED = "killed"
     SIGNAL = "signal"
     EXIT_CODE = "exit_code"
-    HANG_INITIAL = "hang_initial"
-    HANG_STEADY = "hang_steady"
-    HANG_SECTION = "hang_section"
-    STALL = "stall"
-    NODE_LOST = "node_lost"
-    PREEMPTED = "preempted"
+    DISK_FULL = "disk_full"
+    CHECKPOINT_LOAD = "checkpoint_load"
+    CHECKPOINT_SAVE = "checkpoint_save"
+    DATA_LOADER = "data_loader"
+    PORT_IN_USE = "port_in_use"
+    NAN_LOSS = "nan_loss"
+    """Only what the script reports."""
     START_FAILED = "start_failed"
     UNREACHABLE = "unreachable"
-    GPU_LOST = "gpu_lost"
-    ECC_ERROR = "ecc_error"
-    XID = "xid"
+    NODE_LOST = "node_lost"
     NODE_UNHEALTHY = "node_unhealthy"
+    PREEMPTED = "preempted"
+    USER_STOP = "user_stop"
+    """The script, or a person, asked for the end of the job."""
     UNKNOWN = "unknown"
 
     @property
@@ -147,11 +242,33 @@ class IncidentKind(Enum):
         return self in _KINDS_OF_NODES
 
     @property
+    def is_of_exception(self) -> bool:
+        """Whether it is an exception of the script's own work, which mostly comes again in the same place."""
+        return self in _KINDS_OF_EXCEPTIONS
+
+    @property
     def is_of_hardware(self) -> bool:
         """Whether the culprit's node, or its GPU, is to blame."""
         return self in _KINDS_OF_HARDWARE
 
 
+REPORTABLE = (
+    IncidentKind.NAN_LOSS,
+    IncidentKind.CHECKPOINT_LOAD,
+    IncidentKind.CHECKPOINT_SAVE,
+    IncidentKind.DATA_LOADER,
+)
+"""What a script may report (`ftrun.monitor.client.report_fault`)."""
+
+_KINDS_OF_EXCEPTIONS = frozenset(
+    {
+        IncidentKind.EXCEPTION,
+        IncidentKind.CUDA_OOM,
+        IncidentKind.DATA_LOADER,
+        IncidentKind.CHECKPOINT_LOAD,
+        IncidentKind.CHECKPOINT_SAVE,
+    }
+)
 _KINDS_OF_HARDWARE = frozenset(
     {IncidentKind.GPU_LOST, IncidentKind.ECC_ERROR, IncidentKind.XID, IncidentKind.NODE_UNHEALTHY}
 )
@@ -162,6 +279,7 @@ _KINDS_OF_NODES = frozenset(
         IncidentKind.START_FAILED,
         IncidentKind.UNREACHABLE,
         IncidentKind.NODE_UNHEALTHY,
+        IncidentKind.USER_STOP,
         IncidentKind.UNKNOWN,
     }
 )

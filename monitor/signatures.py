@@ -1,216 +1,156 @@
-"""The tables by which a failure is recognised: types of exceptions, texts, signals. Pure data.
+"""The tables by which one rank's end is recognised: what must hold, and what it then was. Pure.
 
-Each row names where its text comes from. The rules that use them are in `ftrun.monitor.failures`.
+The first signature of a table that fits is taken, so the order of rows is part of them: what says more comes
+before what says less. Texts are in `ftrun.monitor.failure_texts`, questions to the rest of the evidence in
+`ftrun.monitor.case`. Kinds of whole nodes, of hangs and of hardware are told by `ftrun.monitor.diagnosis`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from ftrun.monitor.incident import IncidentKind
+from ftrun.monitor import case, failure_texts
+from ftrun.monitor.exception_signatures import EXCEPTIONS
+from ftrun.monitor.incident import IncidentKind as Kind
+from ftrun.monitor.signature import FOUND, SHM, SILENT, Signature
 
+__all__ = ["ALL", "EXCEPTIONS", "EXIT_CODES", "SIGNALS"]
 
-@dataclass(frozen=True, slots=True)
-class TextSignature:
-    """A text that an exception's message or a process's last stderr lines may hold."""
+_ABORT = frozenset({6})
 
-    name: str
-    pattern: re.Pattern[str]
-    source: str
-    """Where the text is made: the program or library and its file."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExceptionSignature:
-    """An exception whose message tells more than its type: what it really was."""
-
-    pattern: re.Pattern[str]
-    kind: IncidentKind
-    needs_oom_kill: bool
-    """Holds only when the kernel counted an OOM kill in the round."""
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class SignalSignature:
-    """What death by a signal means."""
-
-    kind: IncidentKind
-    sentence: str
-    """Follows "rank 1 (pid 4242) "; {name} is the signal's name."""
-    hint: str = ""
-    source: str = ""
-
-
-IMPORT_OR_SYNTAX_TYPES = frozenset({"ImportError", "SyntaxError", "NameError"})
-"""Wrong code or a wrong environment, never a fault of the moment. Subclasses count by their bases:
-ModuleNotFoundError, IndentationError, TabError, UnboundLocalError (Python's exception hierarchy)."""
-
-IMPORT_OR_SYNTAX_SUBTYPES = frozenset(
-    {"ModuleNotFoundError", "IndentationError", "TabError", "UnboundLocalError"}
-)
-"""The same by their own names, for error files that do not record bases (torch's own handler)."""
-
-COMMUNICATION_TYPES = frozenset(
-    {
-        # torch/csrc/distributed/c10d: raised by process groups, sockets and the TCPStore.
-        "DistError",
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-    }
-)
-"""Types, or bases, of exceptions that say "another rank is gone", wherever they were raised."""
-
-CONNECTION_TYPES = frozenset(
-    {
-        # Python's own (Python's exception hierarchy): sockets, and what asyncio and concurrent.futures alias.
-        "ConnectionError",
-        "ConnectionResetError",
-        "ConnectionRefusedError",
-        "ConnectionAbortedError",
-        "BrokenPipeError",
-        "TimeoutError",
-    }
-)
-"""Types, or bases, of exceptions that say "the other side is gone". It is another rank only where
-torch.distributed raised them: a data server, a web service and a closed stdout raise the same."""
-
-TRACEBACK_FRAME = re.compile(r"^ *File \"(?P<path>[^\"]+)\", line \d+", re.MULTILINE)
-"""A frame as `traceback.format_exception` writes it, the innermost last."""
-
-STANDARD_LIBRARY = re.compile(r"/lib(64)?/python3\.\d+t?/(?!(site|dist)-packages/)|^<frozen ")
-"""Paths of Python's own modules (sysconfig: stdlib, platstdlib), which raise in the name of their callers."""
-
-TORCH_DISTRIBUTED = re.compile(r"/torch/distributed/")
-"""Paths of torch's package for the communication between ranks."""
-
-COMMUNICATION_MESSAGE_TYPES = frozenset({"RuntimeError", ""})
-"""gloo and old NCCL process groups raise RuntimeError; only for these is the message consulted."""
-
-COMMUNICATION_MESSAGES = (
-    TextSignature(
-        "gloo transport",
-        re.compile(r"gloo/transport/|gloo/(rendezvous|common)/|Gloo connectFullMesh failed"),
-        "gloo: messages of its exceptions begin with [<path>/gloo/transport/tcp/pair.cc:<line>]",
+SIGNALS = (
+    Signature(
+        "killed for memory",
+        Kind.HOST_OOM,
+        "was killed by SIGKILL because host memory ran out: {memory}",
+        "memory.events (cgroup v2), memory.oom_control (v1)",
+        FOUND,
+        signals=frozenset({9}),
+        needs=case.has_oom_kill,
     ),
-    TextSignature(
-        "closed by peer",
-        re.compile(r"Connection closed by peer|[Cc]onnection reset by peer|Connection was likely closed"),
-        "gloo transport/tcp/pair.cc, strerror(ECONNRESET), c10d TCPStore Utils.hpp (recvBytes)",
-    ),
-    TextSignature(
-        "gloo timeout",
-        re.compile(r"Timed out waiting \d+ms for (send|recv)|Application timeout caused pair closure"),
-        "gloo transport/tcp/unbound_buffer.cc and pair.cc",
-    ),
-    TextSignature(
-        "refused",
-        re.compile(r"[Cc]onnection refused|Broken pipe"),
-        "strerror(ECONNREFUSED), strerror(EPIPE)",
-    ),
-    TextSignature(
-        "store timeout",
-        re.compile(
-            r"wait timeout after \d+ms|Timed out after \d+ seconds waiting for clients|"
-            r"[Ss]ocket .*timed out after|timed out in monitoredBarrier"
-        ),
-        "c10d TCPStore.cpp, socket.cpp, ProcessGroupGloo.cpp",
-    ),
-    TextSignature(
-        "NCCL",
-        re.compile(
-            r"NCCL error in:|NCCL communicator was aborted|Watchdog caught collective operation timeout|"
-            r"nccl(Remote|System)Error"
-        ),
-        "c10d ProcessGroupNCCL.cpp, NCCLUtils.cpp",
-    ),
-)
-
-DEVICE_ERROR = re.compile(r"\bAcceleratorError\b|\bCUDA\b|\bcu(BLAS|DNN|SPARSE|FFT)|\bNCCL\b|device-side")
-"""Exceptions that speak of a GPU: c10/cuda/CUDAException.cpp ("CUDA error: .."), ATen's cuBLAS and cuDNN
-wrappers, c10d's ProcessGroupNCCL.cpp; torch 2.8 and later raise AcceleratorError."""
-
-COMMUNICATION_ABORTS = (
-    TextSignature(
-        "NCCL watchdog",
-        re.compile(r"Watchdog caught collective operation timeout|ncclRemoteError|ncclSystemError"),
-        "c10d ProcessGroupNCCL.cpp: the watchdog takes the process down with SIGABRT",
-    ),
-    TextSignature(
-        "c10d exception in a thread",
-        re.compile(r"terminate called after throwing an instance of 'c10::Dist(Network|Store)Error'"),
-        "libstdc++ std::terminate; c10/util/Exception.h",
-    ),
-)
-"""Texts in the last stderr lines that make SIGABRT an echo of another rank's failure."""
-
-LOCAL_ABORTS = (
-    TextSignature(
-        "CUDA error",
-        re.compile(r"CUDA error: "),
-        "c10/cuda/CUDAException.cpp: the same watchdog also dies of errors of its own GPU",
-    ),
-)
-"""Texts that make SIGABRT this rank's own after all, whatever else its stderr says."""
-
-EXCEPTIONS = (
-    ExceptionSignature(
-        re.compile(r"DataLoader worker \(pid.* (is killed by signal: Killed|exited unexpectedly)"),
-        IncidentKind.HOST_OOM,
-        needs_oom_kill=True,
-        source="torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py",
-    ),
-    ExceptionSignature(
-        re.compile(r"DataLoader worker .* is killed by signal: Bus error|Unexpected bus error .* in worker"),
-        IncidentKind.BUS_ERROR,
-        needs_oom_kill=False,
-        source="torch/csrc/DataLoader.cpp",
-    ),
-)
-
-SIGNALS: dict[int, SignalSignature] = {
-    6: SignalSignature(
-        IncidentKind.ABORT,
-        "aborted ({name}), as an assertion in native code or an uncaught C++ exception does",
-        "its last stderr lines name the place",
-        "abort(3), std::terminate",
-    ),
-    7: SignalSignature(
-        IncidentKind.BUS_ERROR,
-        "died of a bus error ({name})",
-        "most often /dev/shm is full (data loaders and NCCL use it; containers give it 64 MiB by default) "
-        "or a memory-mapped file was truncated: check df /dev/shm",
-        "mmap(2): access beyond the end of a mapped file; docker run --shm-size",
-    ),
-    9: SignalSignature(
-        IncidentKind.KILLED,
+    Signature(
+        "killed",
+        Kind.KILLED,
         "was killed by {name} from outside",
-        "the agent did not send it and the kernel counted no OOM kill in this cgroup",
         "signal(7)",
+        hint="the agent did not send it and the kernel counted no OOM kill in this cgroup{pressure}",
+        signals=frozenset({9}),
     ),
-    11: SignalSignature(
-        IncidentKind.SEGFAULT,
+    Signature(
+        "aborted for uncorrectable memory of a GPU",
+        Kind.ECC_ERROR,
+        "aborted ({name}) for a hardware error of its GPU: {line}",
+        "cudaGetErrorString(cudaErrorECCUncorrectable)",
+        signals=_ABORT,
+        line=failure_texts.GPU_ECC,
+    ),
+    Signature(
+        "aborted for a CUDA error",
+        Kind.CUDA_ERROR,
+        "aborted ({name}) for an error of its own GPU: {line}",
+        "c10/cuda/CUDAException.cpp: the NCCL watchdog and destructors end the process with it",
+        signals=_ABORT,
+        line=re.compile(r"CUDA error: "),
+    ),
+    Signature(
+        "NCCL watchdog's time-out",
+        Kind.NCCL_TIMEOUT,
+        "was taken down by c10d ({name}): {line}",
+        "c10d ProcessGroupNCCL.cpp: the watchdog takes the process down with SIGABRT",
+        SILENT,
+        is_echo=True,
+        signals=_ABORT,
+        line=failure_texts.NCCL_TIMEOUT,
+    ),
+    Signature(
+        "NCCL watchdog's error",
+        Kind.NCCL_ERROR,
+        "was taken down by c10d ({name}): {line}",
+        "c10d ProcessGroupNCCL.cpp, nccl's nccl.h",
+        SILENT,
+        is_echo=True,
+        signals=_ABORT,
+        line=re.compile(r"ncclRemoteError|ncclSystemError"),
+    ),
+    Signature(
+        "gloo in a thread",
+        Kind.GLOO_PEER_LOST,
+        "was taken down by gloo ({name}): {line}",
+        "libstdc++ std::terminate; gloo/common/error.h",
+        SILENT,
+        is_echo=True,
+        signals=_ABORT,
+        line=failure_texts.GLOO_ABORT,
+    ),
+    Signature(
+        "c10d in a thread",
+        Kind.COMMUNICATION_ERROR,
+        "was taken down by c10d ({name}): {line}",
+        "libstdc++ std::terminate; c10/util/Exception.h",
+        SILENT,
+        is_echo=True,
+        signals=_ABORT,
+        line=failure_texts.C10D_ABORT,
+    ),
+    Signature(
+        "write that aborted on a full disk",
+        Kind.DISK_FULL,
+        "aborted ({name}) when it could not write: {line}",
+        "libstdc++; caffe2/serialize/inline_container.cc; statvfs(3)",
+        hint="{full}",
+        signals=_ABORT,
+        line=failure_texts.STREAM_FAILED,
+        needs=case.is_any_space_full,
+    ),
+    Signature(
+        "aborted",
+        Kind.ABORT,
+        "aborted ({name}), as an assertion in native code or an uncaught C++ exception does",
+        "abort(3), std::terminate",
+        hint="its last stderr lines name the place",
+        signals=_ABORT,
+    ),
+    Signature(
+        "bus error",
+        Kind.BUS_ERROR,
+        "died of a bus error ({name})",
+        "mmap(2): access beyond the end of a mapped file; docker run --shm-size",
+        hint=SHM,
+        signals=frozenset({7}),
+    ),
+    Signature(
+        "segmentation fault",
+        Kind.SEGFAULT,
         "crashed with a segmentation fault ({name})",
-        "its last stderr lines hold the stacks of its threads if faulthandler could write them",
         "signal(7)",
+        hint="its last stderr lines hold the stacks of its threads if faulthandler could write them",
+        signals=frozenset({11}),
     ),
-}
-"""Linux signal numbers, the same on x86-64 and arm64."""
-
-CRASH_SIGNALS = frozenset({4, 7, 8, 11})
-"""SIGILL, SIGBUS, SIGFPE, SIGSEGV: the CPU raises them; no agent sends them. SIGABRT is left out, since a
-process told to stop often ends in std::terminate."""
-
-OTHER_SIGNAL = SignalSignature(IncidentKind.SIGNAL, "was ended by {name}, which the agent did not send")
-
-FINGERPRINT_NOISE = (
-    (re.compile(r"0x[0-9a-fA-F]+"), "#"),
-    # Names that tempfile makes; they have letters that a rule for digits would leave.
-    (re.compile(r"\btmp[a-z0-9_]{8}\b"), "tmp#"),
-    (re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{4,}(?:-[0-9a-fA-F]{4,})*\b"), "#"),
-    (re.compile(r"\d+"), "#"),
-    (re.compile(r"\s+"), " "),
+    Signature("other signal", Kind.SIGNAL, "was ended by {name}, which the agent did not send", "signal(7)"),
 )
-"""What differs between two occurrences of one error: applied in order before fingerprints are compared."""
+"""For a rank that a signal ended without an exception. Linux numbers, the same on x86-64 and arm64."""
+
+_SHELL = "ended with exit code {code}, by which a shell reports that its program was ended by {name}"
+
+EXIT_CODES = (
+    Signature(
+        "program of a shell killed for memory",
+        Kind.HOST_OOM,
+        f"{_SHELL}: {{memory}}",
+        "POSIX shell: 128 + signal; the cgroup's oom_kill",
+        FOUND,
+        signals=frozenset({9}),
+        needs=case.has_oom_kill,
+    ),
+    Signature(
+        "program of a shell ended by a signal",
+        Kind.EXIT_CODE,
+        _SHELL,
+        "POSIX shell: 128 + signal",
+        signals=frozenset(range(1, 65)),
+    ),
+    Signature("exit code", Kind.EXIT_CODE, "ended with exit code {code}", "exit(3)"),
+)
+"""For a rank that chose its exit code."""
+
+ALL = (*EXCEPTIONS, *SIGNALS, *EXIT_CODES)

@@ -23,6 +23,7 @@ from ftrun.launcher.messages import Agent, Join, Memory, SeenCheckpoint
 from ftrun.launcher.model import Action, PastIncident
 from ftrun.launcher.policy import decide
 from ftrun.monitor.incident import ErrorRecord, Incident, IncidentKind, RankExit
+from tests.support.cases import case_of
 
 LOADER = '  File "/v/torch/distributed/checkpoint/state_dict_loader.py", line 281, in local_step\n'
 CORRUPT = "PytorchStreamReader failed reading zip archive: failed finding central directory"
@@ -71,7 +72,9 @@ def of_round(step: int, **more: object) -> Memory:
 
 
 SUSPICIONS = {
-    "a diagnosis says so": (incident(IncidentKind.SEGFAULT), "suspected"),
+    "segmentation fault": (incident(IncidentKind.SEGFAULT), "suspected"),
+    "a diagnosis is sure of it": (replace(incident(IncidentKind.CHECKPOINT_LOAD), confidence=0.9), "proven"),
+    "a diagnosis guesses it": (replace(incident(IncidentKind.CHECKPOINT_LOAD), confidence=0.6), "suspected"),
     "exception before progress": (incident(), "suspected"),
     "exception after progress": (incident(has_progressed=True), "suspected"),
     "exit code": (incident(IncidentKind.EXIT_CODE, exit_code=3), "suspected"),
@@ -194,7 +197,7 @@ def play(ends: list[Incident], steps: list[int], max_restarts: int = 10) -> tupl
         began.append(resume.step if resume else None)
         memory, lost = examine(memory, ended, seen, RULES)
         seen_as = ended if lost is None else mark(ended, lost)
-        decision = decide(seen_as, memory.history, max_restarts, config)
+        decision = decide(case_of(seen_as, memory.history), max_restarts, config)
         if decision.action is Action.STOP:
             return began, decision.reason
         past = PastIncident(ended.kind, seen_as.fingerprint, ended.has_progressed)

@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from ftrun.launcher.message_bounds import MAX_BYTES, bound_evidence, bound_incident
 from ftrun.launcher.message_codec import size_of
 from ftrun.monitor.diagnosis import diagnose
-from ftrun.monitor.incident import ErrorRecord, Evidence, Host, Incident, IncidentKind, RankExit
+from ftrun.monitor.incident import (
+    ErrorRecord,
+    Evidence,
+    FaultReport,
+    Host,
+    Incident,
+    IncidentKind,
+    RankExit,
+    Space,
+)
 from ftrun.monitor.liveness import Rule, Verdict
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
@@ -22,6 +31,15 @@ TORCHS = '  File "/env/lib/python3.11/site-packages/torch/distributed/rendezvous
 PYTHONS = (
     '  File "/usr/lib/python3.11/socket.py", line 706, in readinto\n    return self._sock.recv_into(b)\n'
 )
+
+
+LOADERS = '  File "/env/lib/python3/site-packages/torch/serialization.py", line 9, in load\n    return f()\n'
+SAVERS = (
+    '  File "/env/lib/python3/site-packages/torch/distributed/checkpoint/state_dict_saver.py", line 9, in f\n'
+)
+RESUMED = "/checkpoints/step-40"
+NAMES_CHECKPOINT = f'  File "/home/u/train.py", line 12, in main\n    model.load("{RESUMED}/model.pt")\n'
+FULL = Space("/dev/shm", "shared memory", 0, 64 << 20)
 
 
 def exited(rank: int, code: int, at: float = 10.0, *, stopped: bool = False, **more: object) -> RankExit:
@@ -78,6 +96,19 @@ def test_huge_node_keeps_its_cause_and_counts_what_is_left_out() -> None:
     assert incident.left_out == bounded.left_out
 
 
+def test_texts_around_the_ranks_are_bounded_too() -> None:
+    """Paths and reports come from outside."""
+    report = FaultReport(1, IncidentKind.NAN_LOSS, "é" * 4000)
+    long = "/" + "d" * 4000
+    exits = [exited(rank, -15, stopped=True) for rank in range(3)]
+    spaces = (Space(long, "logs", 1, 2), Space(long, "checkpoints", 1, 2))
+    whole = evidence(*exits, report=report, resume_from=long, spaces=spaces, file=long)
+    bounded = bound_evidence(whole)
+    assert size_of(bounded) <= MAX_BYTES
+    assert bounded.resume_from == long[: len(bounded.resume_from)]
+    assert told(diagnose([bounded])) == told(diagnose([whole]))
+
+
 def test_ranks_to_blame_for_a_hang_are_kept() -> None:
     """The verdict names them; how they ended does not."""
     hang = Verdict(Rule.STALL, None, (77,), 9.0, 3.0, "learned", "no rank moves" * 5000)
@@ -94,11 +125,22 @@ def filled(text: str) -> st.SearchStrategy[str]:
 
 
 MESSAGES = st.sampled_from(
-    [GLOO, "bad", "DataLoader worker (pid 77) is killed by signal: Killed. ", "NCCL error in: x", CUDA]
+    [
+        GLOO,
+        "bad",
+        "DataLoader worker (pid 77) is killed by signal: Killed. ",
+        "NCCL error in: x",
+        CUDA,
+        "PytorchStreamReader failed reading file",
+        "[Errno 28] No space left on device",
+        "Size mismatch between saved and current",
+        f"cannot read {RESUMED}/model.pt",
+        "CheckpointException ranks:dict_keys([999])",
+    ]
 ).flatmap(filled)
-TRACES = st.lists(st.sampled_from([USERS, TORCHS, PYTHONS, PYTHONS * 40]), max_size=5).map(
-    lambda frames: "Traceback (most recent call last):\n" + "".join(frames)
-)
+TRACES = st.lists(
+    st.sampled_from([USERS, TORCHS, PYTHONS, PYTHONS * 40, LOADERS, SAVERS, NAMES_CHECKPOINT]), max_size=5
+).map(lambda frames: "Traceback (most recent call last):\n" + "".join(frames))
 RECORDS = st.builds(
     ErrorRecord,
     st.sampled_from(
@@ -140,12 +182,25 @@ def told(incident: Incident) -> tuple[object, ...]:
 
 
 @settings(deadline=None)
-@given(EXITS, st.integers(0, 2), st.sampled_from([5000, 9000, MAX_BYTES]))
+@given(
+    EXITS,
+    st.integers(0, 2),
+    st.sampled_from([5000, 9000, MAX_BYTES]),
+    st.booleans(),
+    st.sampled_from(["", RESUMED]),
+    st.sampled_from([(), (FULL,)]),
+)
 def test_what_is_cut_off_does_not_change_the_diagnosis(
-    exits: list[RankExit], oom_kills: int, max_bytes: int
+    exits: list[RankExit],
+    oom_kills: int,
+    max_bytes: int,
+    has_progressed: bool,
+    resume_from: str,
+    spaces: tuple[Space, ...],
 ) -> None:
     """Whatever the ranks have left behind, it fits, and the same rank is blamed for the same thing."""
-    whole = evidence(*exits, oom_kills=oom_kills)
+    whole = evidence(*exits, oom_kills=oom_kills, resume_from=resume_from, spaces=spaces)
+    whole = replace(whole, has_progressed=has_progressed)
     bounded = bound_evidence(whole, max_bytes)
     assert size_of(bounded) <= max_bytes
     other = Evidence("node-b", 2, (exited(40, 1, error=ErrorRecord("RuntimeError", GLOO, "")),), False)

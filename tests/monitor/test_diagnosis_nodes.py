@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrun.monitor.diagnosis import LostNode, diagnose
+from ftrun.monitor.diagnosis import LostNode, asked_to_stop, diagnose
 from ftrun.monitor.incident import ErrorRecord, Evidence, Host, Incident, IncidentKind, RankExit
 from ftrun.monitor.liveness import Rule, Verdict
 
@@ -57,7 +57,7 @@ CASES: dict[str, tuple[Sequence[Evidence], Sequence[LostNode], str, tuple[Incide
     "own failure before an echo": ([ECHO_A, OWN_B], [], "a", (KIND.EXIT_CODE, "b", 2)),
     "of two own failures that of the first node": ([OWN_A, OWN_B], [], "b", (KIND.EXIT_CODE, "b", 2)),
     "of two own failures the order": ([OWN_A, OWN_B], [], "", (KIND.KILLED, "a", 0)),
-    "of two echoes that of the first node": ([ECHO_A, ECHO_B], [], "b", (KIND.COMMUNICATION_ERROR, "b", 2)),
+    "of two echoes that of the first node": ([ECHO_A, ECHO_B], [], "b", (KIND.GLOO_PEER_LOST, "b", 2)),
     "lost node before echoes": ([ECHO_A, ECHO_B], [LOST], "a", (KIND.NODE_LOST, "c", 4)),
     "lost node before an own failure": ([OWN_A, OWN_B], [LOST], "c", (KIND.NODE_LOST, "c", 4)),
     "lost node, nobody knows who was first": ([OWN_A, ECHO_B], [LOST], "", (KIND.NODE_LOST, "c", 4)),
@@ -113,6 +113,20 @@ def test_unknown_cause_tells_why_the_round_was_stopped() -> None:
     assert found.reasons[0] == "rank 3 hangs for 12 s"
     again = diagnose([QUIET_A], stop_reason="rank 5 hangs for 7 s")
     assert found.fingerprint == again.fingerprint
+
+
+@pytest.mark.parametrize("evidences", [[QUIET_A, QUIET_B], [OWN_A, ECHO_B], []])
+def test_end_that_the_script_asked_for_is_that_and_nothing_else(evidences: list[Evidence]) -> None:
+    """However the ranks then ended, they did as they were told; the reason is the script's own."""
+    found = asked_to_stop(evidences, "rank 2 asks for ShutdownWorkload: it has converged", "b")
+    assert (found.kind, found.reasons[0]) == (
+        KIND.USER_STOP,
+        "rank 2 asks for ShutdownWorkload: it has converged",
+    )
+    assert found.culprit.pid == 0
+    assert {exit.rank for exit in found.collateral} == {
+        exit.rank for evidence in evidences for exit in evidence.exits
+    }
 
 
 def test_rank_is_named_with_its_node_if_there_are_several() -> None:
@@ -206,7 +220,7 @@ NODES = st.lists(EVIDENCE, max_size=2, unique_by=lambda one: one.node)
 
 
 def is_own_failure(found: Incident) -> bool:
-    return not found.kind.is_of_node and found.kind is not KIND.COMMUNICATION_ERROR
+    return not found.kind.is_of_node and found.kind is not KIND.GLOO_PEER_LOST
 
 
 @given(NODES, st.lists(st.sampled_from([LOST, LEFT]), unique=True), st.sampled_from(["", "a", "b", "c", "d"]))

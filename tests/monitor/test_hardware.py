@@ -15,6 +15,8 @@ KIND = IncidentKind
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
 ECHO = ErrorRecord("RuntimeError", GLOO, "")
 CUDA = ErrorRecord("AcceleratorError", "CUDA error: uncorrectable ECC error encountered", "")
+FAULT = ErrorRecord("AcceleratorError", "CUDA error: an illegal memory access was encountered", "")
+OUT_OF_MEMORY = ErrorRecord("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB", "")
 BUG = ErrorRecord("ValueError", "bad shape", "")
 
 
@@ -64,7 +66,9 @@ ABORT, SEGFAULT, KILLED = exited(1, -6), exited(1, -11), exited(1, -9)
         (exited(1, 3), XID_119, KIND.XID),
         (exited(1, 1, BUG), LOST, KIND.GPU_LOST),
         (exited(1, 1, BUG), REMAPPED, KIND.EXCEPTION),
-        (exited(1, 1, CUDA), XID_31, KIND.EXCEPTION),
+        (exited(1, 1, FAULT), XID_31, KIND.CUDA_ERROR),
+        (exited(1, 1, OUT_OF_MEMORY), LOST, KIND.GPU_LOST),
+        (exited(1, 1, OUT_OF_MEMORY), REMAPPED, KIND.CUDA_OOM),
         (exited(1, 1, ErrorRecord("ImportError", "no x", "")), LOST, KIND.IMPORT_OR_SYNTAX_ERROR),
         (KILLED, REMAPPED, KIND.KILLED),
         (ABORT, replace(REMAPPED, local_ranks=(0,)), KIND.ABORT),
@@ -85,6 +89,8 @@ ABORT, SEGFAULT, KILLED = exited(1, -6), exited(1, -11), exited(1, -9)
         "any exception, if the GPU is gone",
         "a bug, though there was an error that did no harm",
         "an Xid that is the application's",
+        "no memory on a GPU that is lost",
+        "no memory, which explains itself",
         "a missing import",
         "killed from outside",
         "another rank's GPU",
@@ -106,14 +112,14 @@ def test_own_words_of_the_end_are_kept() -> None:
     """The GPU's failure comes first, what the process said is the second reason, other findings follow."""
     incident = found(STOPPED, exited(1, 1, CUDA), health=(LOST, XID_31))
     assert incident.reasons[0].endswith("failed: gpu 1 (GPU-b): GPU is lost (gpu.lost)")
-    assert "raised AcceleratorError: CUDA error" in incident.reasons[1]
+    assert "of its GPU: AcceleratorError: CUDA error" in incident.reasons[1]
     assert incident.reasons[2] == "its GPU: gpu 1 (GPU-b): Xid 31 (memory page fault) (gpu.xid)"
 
 
 def test_error_of_the_application_is_a_hint() -> None:
     """It tells the person where to look, and changes nothing."""
-    incident = found(STOPPED, exited(1, 1, CUDA), health=(XID_31,))
-    assert incident.kind is KIND.EXCEPTION
+    incident = found(STOPPED, exited(1, 1, FAULT), health=(XID_31,))
+    assert incident.kind is KIND.CUDA_ERROR
     assert "its GPU: gpu 1 (GPU-b): Xid 31 (memory page fault) (gpu.xid)" in incident.reasons
 
 
