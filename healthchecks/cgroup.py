@@ -1,12 +1,15 @@
 """What the cgroup of this process says of memory, OOM kills and tasks; versions 1 and 2, also side by side.
 
-Reads only. Formats: Documentation/admin-guide/cgroup-v1/memory.rst, pids.rst, cgroup-v2.rst.
+Reads only. Formats: Documentation/admin-guide/cgroup-v1/memory.rst, pids.rst, cgroup-v2.rst; and how short
+memory is, Documentation/accounting/psi.rst.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from ftrun.healthchecks.pressure import Pressure, parse_pressure
 
 _USAGE = {
     "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
@@ -61,6 +64,19 @@ class OomCounter:
                 if limit is not None and usage is not None:
                     rooms.append(limit - usage + (_keyed_number(level / "memory.stat", cache_key) or 0))
         return min(rooms, default=None)
+
+    def memory_pressure(self) -> tuple[Pressure, bool] | None:
+        """How short memory is, and whether that is the cgroup's own figure; None if the kernel tells none.
+
+        Only version 2 has one of each cgroup: else it is the whole machine's.
+        """
+        for mount, directory, _, limit_file in self._groups():
+            if limit_file == "memory.max" and directory != mount:
+                found = parse_pressure(_text(directory / "memory.pressure"))
+                if found is not None:
+                    return found, True
+        found = parse_pressure(_text(self._proc_root / "pressure/memory"))
+        return None if found is None else (found, False)
 
     def _groups(self) -> Iterator[tuple[Path, Path, str, str]]:
         """Mount, the agent's directory below it, name of the counter file and of the limit file; v1 first."""
@@ -127,6 +143,13 @@ def _up_to(directory: Path, mount: Path) -> Iterator[Path]:
     while directory != mount:
         directory = directory.parent
         yield directory
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def _keyed_number(path: Path, key: str) -> int | None:

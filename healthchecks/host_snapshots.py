@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from ftrun.healthchecks.pressure import Pressure as Pressure
 from ftrun.healthchecks.reading import NOT_READ, Reading
 
 
@@ -156,17 +157,6 @@ class NetworkSnapshot:
     def interface(self, name: str) -> Interface | None:
         """The interface of that name."""
         return next((interface for interface in self.interfaces if interface.name == name), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """Share of time lost by waiting for one resource, in percent (Documentation/accounting/psi.rst)."""
-
-    some_avg10: float
-    some_avg60: float
-    full_avg10: float
-    """Nobody could run."""
-    full_avg60: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ftrun.healthchecks.cgroup import OomCounter, read_tasks
 from ftrun.healthchecks.host_snapshots import HostSnapshot, Mount, Pressure, Sleeper
+from ftrun.healthchecks.pressure import parse_pressure
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _SLEEPING = {"D", "Z"}
@@ -105,23 +106,7 @@ class HostReader:
         return space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
 
     def _read_pressure(self, name: str, failures: list[str]) -> Pressure | None:
-        """None without CONFIG_PSI, or with `psi=0`, where the file is there and refuses (EOPNOTSUPP)."""
-        averages: dict[str, float] = {}
-        for line in self._read_text(self._proc / "pressure" / name, failures).splitlines():
-            kind, *words = line.split()
-            for word in words:
-                key, _, value = word.partition("=")
-                if key in ("avg10", "avg60"):
-                    averages[f"{kind}_{key}"] = float(value)
-        if "some_avg60" not in averages:
-            return None
-        return Pressure(
-            some_avg10=averages["some_avg10"],
-            some_avg60=averages["some_avg60"],
-            # Before Linux 5.13 there is no such line for the CPU.
-            full_avg10=averages.get("full_avg10", 0.0),
-            full_avg60=averages.get("full_avg60", 0.0),
-        )
+        return parse_pressure(self._read_text(self._proc / "pressure" / name, failures))
 
     def _read_sleepers(self) -> Iterator[Sleeper]:
         try:

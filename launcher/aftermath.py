@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ftrun.launcher import recovery
 from ftrun.launcher.messages import Judgement
 from ftrun.launcher.model import Plan
 from ftrun.launcher.node_state import State
+from ftrun.launcher.placement import name_gpus
 from ftrun.launcher.recovery import Recovery
 from ftrun.launcher.rounds import Rounds
 from ftrun.monitor.events import RecoveryCompleted
@@ -26,8 +29,8 @@ class Aftermath:
         self._last_step: int | None = None
         self._recovery: Recovery | None = None
 
-    def begin_round(self, plan: Plan, judgement: Judgement | None) -> None:
-        """A round is about to start; `judgement` says what it recovers from."""
+    def begin_round(self, plan: Plan, judgement: Judgement | None, now: float) -> None:
+        """A round has been closed and is about to start; `judgement` says what it recovers from."""
         self._recovery = None
         if judgement is not None and self._evidence is not None:
             self._recovery = Recovery(
@@ -37,6 +40,7 @@ class Aftermath:
                 self._gone_at,
                 self._last_step,
                 self._rounds.checkpoint_saved_at(plan),
+                now,
             )
         self._plan, self._is_open, self._evidence = plan, True, None
 
@@ -46,9 +50,9 @@ class Aftermath:
             self._is_open = False
             self._stop_began_at, self._gone_at = state.stop_began_at, now
             self._last_step = recovery.last_step(self._plan, self._rounds.pages())
-            self._evidence = self._rounds.close(
-                state.stop_began_at, hang, state.start_failure, state.unreachable
-            )
+            evidence = self._rounds.close(state.stop_began_at, hang, state.start_failure, state.unreachable)
+            exits = name_gpus(evidence.exits, self._rounds.placement)
+            self._evidence = self._rounds.note(replace(evidence, exits=exits), state.report)
         return self._evidence
 
     def recovered(self) -> RecoveryCompleted | None:

@@ -24,6 +24,8 @@ class Recovery:
     """Number of steps done when the round failed, counted over the whole job; None if unknown."""
     checkpoint_saved_at: float | None = None
     """When the checkpoint was saved from which the new round begins; None if unknown or there is none."""
+    closed_at: float | None = None
+    """When the new round was closed; None if unknown."""
 
     def completed(self, plan: Plan, pages: Collection[PageSnapshot]) -> RecoveryCompleted | None:
         """The account of it once every worker of the new round has made progress; None before."""
@@ -45,6 +47,7 @@ class Recovery:
             total_s=max(stepped) - self.seen_at,
             steps_redone=steps_redone(self.last_step, plan),
             checkpoint_age_s=self._checkpoint_age_s(),
+            rendezvous_s=None if self.closed_at is None else max(0.0, self.closed_at - self.gone_at),
         )
 
     def _checkpoint_age_s(self) -> float | None:

@@ -17,6 +17,7 @@ from ftrun.launcher.model import Plan
 from ftrun.launcher.standby import Standby
 from ftrun.monitor import events
 from ftrun.monitor.page import Page, PageSnapshot
+from ftrun.monitor.signal_names import signal_name
 from ftrun.monitor.stack_signal import STACKS_VARIABLE
 
 _MAX_TRIES = 8
@@ -220,6 +221,29 @@ class WorkerGroup:
             worker.page.close()
         self.workers = ()
         return statuses
+
+
+def exited_event(worker: Worker, round_number: int) -> events.WorkerExited:
+    """How a worker that has ended did so, with what its page says of it."""
+    page, code = worker.page.read(), worker.exit_code or 0
+
+    def seconds_since(at: float | None) -> float | None:
+        return None if at is None else max(0.0, worker.exited_at - at)
+
+    return events.WorkerExited(
+        round_number,
+        worker.rank,
+        worker.local_rank,
+        worker.pid,
+        code,
+        signal_name(code),
+        worker.is_stopped_by_agent,
+        page.steps,
+        seconds_since(page.main_started_at),
+        page.reported_step,
+        seconds_since(page.last_progress_at),
+        tuple(section.name for section in page.sections),
+    )
 
 
 def _group_of(pid: int) -> int:

@@ -17,8 +17,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 
 PIPE_VARIABLES = ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_FR_DEBUG_INFO_PIPE_FILE")
+_DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_DUMP_DEFAULTS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")
+"""Where a dump goes without them (torch/csrc/distributed/c10d: DebugInfoWriter, by release)."""
 
 
 def ask_flight_recorder(environ: Mapping[str, str], rank: int) -> bool:
@@ -29,6 +33,20 @@ def ask_flight_recorder(environ: Mapping[str, str], rank: int) -> bool:
     """
     asked = [_write_to_pipe(f"{environ[name]}{rank}.pipe") for name in PIPE_VARIABLES if environ.get(name)]
     return any(asked)
+
+
+def dump_file(environ: Mapping[str, str], rank: int, since_ts: float) -> str:
+    """The dump that the recorder of global rank `rank` has written since then (UTC epoch); "" if none.
+
+    A file of an earlier round or job is older. Looks at files, which may take as long as their server does.
+    """
+    prefixes = [environ[name] for name in _DUMP_VARIABLES if environ.get(name)] or _DUMP_DEFAULTS
+    for prefix in prefixes:
+        path = f"{os.path.expanduser(prefix)}{rank}"
+        with suppress(OSError):
+            if os.stat(path).st_mtime >= since_ts:
+                return path
+    return ""
 
 
 def _write_to_pipe(path: str) -> bool:

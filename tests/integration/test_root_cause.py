@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -164,50 +161,3 @@ def test_words_that_tools_look_for_are_there(tmp_path: Path) -> None:
         f"exitcode  : -9 (pid: {pid})  (SIGKILL)",
     ):
         assert words in run.stderr
-
-
-def own_memory_group() -> Path | None:
-    """This process's cgroup of the memory controller (v1); None where there is none."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            return Path("/sys/fs/cgroup/memory") / path.lstrip("/")
-    return None
-
-
-@pytest.fixture
-def memory_limit(tmp_path: Path) -> Iterator[Path]:
-    """A memory cgroup with a limit of 768 MiB; gone afterwards."""
-    parent = own_memory_group()
-    if parent is None:
-        pytest.skip("no cgroup v1 memory controller")
-    group = parent / f"ftrun-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made: {error}")
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(768 << 20))
-        yield group
-    finally:
-        # Whatever is in it has been killed; a process that is still being reaped keeps the directory busy.
-        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-            for pid in (group / "cgroup.procs").read_text().split():
-                (parent / "cgroup.procs").write_text(pid)
-        group.rmdir()
-
-
-def test_oom_kill_is_named(tmp_path: Path, memory_limit: Path) -> None:
-    """A SIGKILL by the kernel's OOM killer is told from any other, with limit and size."""
-    code = """
-if rank == 1:
-    hoard = [b"x" * (16 << 20) for _ in range(256)]
-time.sleep(60)
-"""
-    join_group = ("sh", "-c", f'echo $$ > {memory_limit}/cgroup.procs && exec "$@"', "sh")
-    exit_code, run = finish(tmp_path, *TWO, *NO_RESTARTS, WORKER, code, wrapper=join_group)
-    assert exit_code == 1, run.stderr
-    incident = diagnosed(run)
-    assert (incident.culprit_rank, incident.incident_kind, incident.exit_code) == (1, "host_oom", -9)
-    for words in ("host memory ran out", "1 OOM kill", "memory limit 768.0 MiB", "largest resident size"):
-        assert words in root_cause(run)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftrun.launcher.evidence import MAX_ERROR_FILE_BYTES, OomCounter, read_error_file
+from ftrun.healthchecks.cgroup import OomCounter
+from ftrun.launcher.error_file import MAX_ERROR_FILE_BYTES, read_error_file
 from ftrun.monitor.incident import ErrorRecord
 
 
@@ -239,7 +240,7 @@ def test_without_a_memory_controller_nothing_is_known(tmp_path: Path, membership
 _EAT = """
 import sys
 open(sys.argv[1] + "/cgroup.procs", "w").write("0")
-from ftrun.launcher.evidence import OomCounter
+from ftrun.healthchecks.cgroup import OomCounter
 import os
 counter = OomCounter()
 before = counter.read()

@@ -25,7 +25,7 @@ def incident(recorded_at: float | None = None) -> Incident:
 
 def test_account_waits_for_the_slowest_rank():
     """Training is back when every rank has stepped, not when the first has."""
-    recovery = Recovery(incident(), "n", 100.2, 100.3, 47)
+    recovery = Recovery(incident(), "n", 100.2, 100.3, 47, closed_at=100.34)
     slow = PageSnapshot(main_started_at=100.4)
     quick = PageSnapshot(main_started_at=100.35, first_progress_at=100.5)
     assert recovery.completed(plan(), [quick, slow]) is None
@@ -34,6 +34,7 @@ def test_account_waits_for_the_slowest_rank():
     assert account is not None
     assert (account.stop_s, account.start_s) == pytest.approx((0.1, 0.1))
     assert (account.first_step_s, account.total_s) == pytest.approx((0.2, 0.4))
+    assert account.rendezvous_s == pytest.approx(0.04)
     assert account.steps_redone == 7
     assert account.detect_s is None
 
