@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ftrun.launcher.messages import Outcome, StopKind, StopOrder
+from ftrun.monitor.incident import FaultReport
 from ftrun.monitor.signal_names import signal_name
 
 
@@ -137,6 +138,13 @@ class Unhealthy:
 
 
 @dataclass(frozen=True, slots=True)
+class Reported:
+    """The script says that training cannot go on from here."""
+
+    report: FaultReport
+
+
+@dataclass(frozen=True, slots=True)
 class Hung:
     """Workers that run and do not move; the rest of the group waits for them."""
 
@@ -174,6 +182,7 @@ Event = (
     | StartFailed
     | Unreached
     | Unhealthy
+    | Reported
     | RankExited
     | Hung
     | Signalled
@@ -283,6 +292,8 @@ class State:
     """Why they could not find each other."""
     unhealthy: str = ""
     """What a health check found that ended the round."""
+    report: FaultReport | None = None
+    """What the script reported that ended the round."""
     outcome: Outcome = Outcome.NEW
     """How the last round ended here; for joining the next."""
     request: StopOrder | None = None

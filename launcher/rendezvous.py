@@ -35,6 +35,7 @@ from ftrun.launcher.node_state import (
     Planned,
     RankExited,
     Reconnect,
+    Reported,
     Sentenced,
     Signalled,
     StartFailed,
@@ -47,6 +48,7 @@ from ftrun.launcher.node_state import (
     Unreached,
     Woke,
 )
+from ftrun.monitor.incident import FaultReport
 from ftrun.monitor.signal_names import signal_name
 
 _SIGTERM = 15
@@ -96,6 +98,8 @@ def advance(state: State, event: Event, now: float, graces: Graces) -> Step:
             return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
         case Phase.RUNNING, Unhealthy(reason):
             return _found_unhealthy(state, reason, now, graces)
+        case _, Reported(report):
+            return _reported(state, report, now, graces)
         case Phase.RUNNING, Hung(local_ranks, reason):
             stopping = _stopping(state, Cause.FAILURE, now, graces.after_failure_s)
             return stopping, (TellStop(StopKind.FAILURE, reason), EndHung(local_ranks), Ask(_SIGTERM))
@@ -165,6 +169,7 @@ def _planned(state: State, plan: Planned) -> Step:
             start_failure="",
             unreachable="",
             unhealthy="",
+            report=None,
         )
         return running, (StartRound(),)
     state = replace(state, sequence=plan.sequence + 1)
@@ -196,6 +201,16 @@ def _found_unhealthy(state: State, reason: str, now: float, graces: Graces) -> S
     sick = replace(state, unhealthy=reason)
     stopping = _stopping(sick, Cause.FAILURE, now, graces.after_failure_s)
     return stopping, (TellStop(StopKind.FAILURE, reason), Ask(_SIGTERM))
+
+
+def _reported(state: State, report: FaultReport, now: float, graces: Graces) -> Step:
+    """The first report counts, also one that comes as its round is stopped because of what it is about."""
+    if state.phase is Phase.RUNNING:
+        stopping = _stopping(replace(state, report=report), Cause.FAILURE, now, graces.after_failure_s)
+        return stopping, (TellStop(StopKind.FAILURE, f"{report.kind.value}: {report.reason}"), Ask(_SIGTERM))
+    if state.phase is Phase.STOPPING and state.cause in (Cause.FAILURE, Cause.ORDER):
+        return replace(state, report=state.report or report), ()
+    return state, ()
 
 
 def _rank_exited(state: State, end: RankExited, now: float, graces: Graces) -> Step:

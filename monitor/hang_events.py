@@ -52,7 +52,7 @@ class RequestReceived(Event):
     kind: ClassVar[str] = "request.received"
     round: Round
     rank: Annotated[int | None, "Rank that asked; null if it does not say."]
-    action: Annotated[str, "Continue, ExcludeThisNode or ShutdownWorkload."]
+    action: Annotated[str, "Continue, ExcludeThisNode, ShutdownWorkload or ReportFault."]
     description: Annotated[str, "Its reason, in its own words."]
 
 

@@ -245,8 +245,10 @@ class HeartbeatServers:
             request = wire.decode_control(content)
         except wire.WireError as error:  # the client takes the end of the connection for a failure
             raise ConnectionGoneError(str(error)) from error
-        self._on_control(request)
-        connection.send(wire.CONTROL_TAKEN)
+        try:  # what is done about it may end the client: it is to have its answer before
+            connection.send(wire.CONTROL_TAKEN)
+        finally:
+            self._on_control(request)
 
     def _drop(self, listener: Listener, connection: Connection, error: str = "") -> None:
         """Let go of a connection; `error` is what was wrong with it."""

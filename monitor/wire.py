@@ -60,13 +60,18 @@ class WorkloadAction(Enum):
     CONTINUE = 0
     EXCLUDE_THIS_NODE = 1
     SHUTDOWN_WORKLOAD = 2
+    REPORT_FAULT = 100
+    """ftrun's own, far from the numbers that nvidia-resiliency-ext may yet use: the round is to end for a
+    fault that the description names, and training is to go on."""
 
 
-_NVRX_ACTIONS = {
+_ACTIONS = {
     "Continue": WorkloadAction.CONTINUE,
     "ExcludeThisNode": WorkloadAction.EXCLUDE_THIS_NODE,
     "ShutdownWorkload": WorkloadAction.SHUTDOWN_WORKLOAD,
+    "ReportFault": WorkloadAction.REPORT_FAULT,
 }
+"""By the names of nvidia-resiliency-ext's members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +158,8 @@ def decode_control(content: bytes) -> ControlRequest:
     if request.of.name != "WorkloadControlRequest":
         raise WireError(f"{request.of.name} is not a WorkloadControlRequest")
     action = request.state.get("action")
-    for code, (name, meaning) in enumerate(_NVRX_ACTIONS.items()):
-        if _is_member(action, "WorkloadAction", name, code):
+    for name, meaning in _ACTIONS.items():
+        if _is_member(action, "WorkloadAction", name, meaning.value):
             description = request.state.get("description")
             return ControlRequest(
                 _rank(pair[0]), meaning, description if isinstance(description, str) else ""

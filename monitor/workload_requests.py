@@ -17,8 +17,9 @@ _MEMBERS = {
     wire.WorkloadAction.CONTINUE: 0,
     wire.WorkloadAction.EXCLUDE_THIS_NODE: 1,
     wire.WorkloadAction.SHUTDOWN_WORKLOAD: 2,
+    wire.WorkloadAction.REPORT_FAULT: 100,
 }
-"""Values of that package's enum WorkloadAction."""
+"""Values of that package's enum WorkloadAction, and of the one that is ftrun's own."""
 
 
 def send(path: str, request: wire.ControlRequest, timeout_s: float) -> bool:

@@ -28,6 +28,7 @@ from ftrun.launcher.node_state import (
     Planned,
     RankExited,
     Reconnect,
+    Reported,
     Sentenced,
     Signalled,
     StartFailed,
@@ -39,6 +40,7 @@ from ftrun.launcher.node_state import (
     Woke,
 )
 from ftrun.launcher.rendezvous import IllegalEvent, advance, begin
+from ftrun.monitor.incident import FaultReport, IncidentKind
 
 GRACES = Graces(
     after_failure_s=5.0, after_signal_s=30.0, after_success_s=20.0, kill_timeout_s=10.0, reconnect_s=300.0
@@ -500,3 +502,40 @@ def test_no_history_breaks_the_invariants(history: list[tuple[float, Event]]):
             assert state.phase is Phase.JOINING
             assert state.is_connected
         assert before.phase is not Phase.ENDED
+
+
+REPORT = FaultReport(1, IncidentKind.NAN_LOSS, "the loss is not a number")
+
+
+def test_reported_fault_stops_the_round_and_is_remembered_until_the_next() -> None:
+    """All nodes are told why; the next round begins without it."""
+    state, log = run_through(*BEGUN, (5.0, Reported(REPORT)))
+    assert (state.phase, state.cause, state.report) == (Phase.STOPPING, Cause.FAILURE, REPORT)
+    assert log[-1] == (
+        TellStop(StopKind.FAILURE, "nan_loss: the loss is not a number"),
+        Ask(SIGTERM),
+    )
+    ends = ((5.1, RankExited(0, 0, -15)), (5.2, RankExited(1, 1, -15)), (5.3, AllGone()))
+    state, _ = run_through(*BEGUN, (5.0, Reported(REPORT)), *ends)
+    assert (state.outcome, state.report) == (Outcome.STOPPED, REPORT)
+    again = (6.0, Planned(1, 1, has_seat=True))
+    assert run_through(*BEGUN, (5.0, Reported(REPORT)), *ends, again)[0].report is None
+
+
+def test_report_that_comes_with_the_failure_it_is_about_still_counts() -> None:
+    """A rank that reports and then raises may be seen to exit first; of two reports the first counts."""
+    later = FaultReport(0, IncidentKind.DATA_LOADER, "so it is")
+    state, log = run_through(
+        *BEGUN, (5.0, RankExited(1, 1, 1)), (5.1, Reported(REPORT)), (5.2, Reported(later))
+    )
+    assert (state.phase, state.report) == (Phase.STOPPING, REPORT)
+    assert log[-2:] == [(), ()]
+
+
+@pytest.mark.parametrize("before", [(JOINED,), (*BEGUN, (4.0, Signalled(SIGTERM)))])
+def test_report_changes_nothing_where_no_failure_is_looked_for(
+    before: tuple[tuple[float, Event], ...],
+) -> None:
+    """Between rounds, and when the job is told to end."""
+    state, log = run_through(*before, (5.0, Reported(REPORT)))
+    assert (state.report, log[-1]) == (None, ())

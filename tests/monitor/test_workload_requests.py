@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.monitor import wire, workload_requests
+from ftrun.monitor import client, wire, workload_requests
+from ftrun.monitor.incident import REPORTABLE, FaultReport, IncidentKind
 from ftrun.monitor.page import Page
 from ftrun.monitor.wire import ControlRequest, WorkloadAction
 
@@ -97,6 +98,37 @@ def test_a_script_is_told_that_its_request_was_taken(name: str, tmp_path: Path) 
     assert output == b"True\n"
     assert taken == [ControlRequest(5, CALLS[name], "a sick GPU")]
     page.close()
+
+
+def test_reported_fault_is_a_request_with_its_kind(tmp_path: Path) -> None:
+    """A kind that only the launcher can see is the script's mistake, and says which there are."""
+    taken: list[ControlRequest] = []
+
+    def serve(connection: socket.socket) -> None:
+        taken.append(wire.decode_control(take(connection)))
+        connection.sendall(wire.CONTROL_TAKEN)
+
+    page = Page.create()
+    path = tmp_path / "launcher.socket"
+    environment = {"FTRUN_PAGE": page.path, "FT_LAUNCHER_IPC_SOCKET": str(path), "RANK": "5"}
+    code = "from ftrun.monitor import client; print(client.report_fault('nan_loss', 'at step 7: nan'))"
+    with launcher(path, serve):
+        output = subprocess.check_output(
+            [sys.executable, "-c", code], env={**os.environ, **environment}, timeout=DEADLINE_S
+        )
+    page.close()
+    assert output == b"True\n"
+    assert taken == [ControlRequest(5, WorkloadAction.REPORT_FAULT, "nan_loss: at step 7: nan")]
+    report = FaultReport.parse(taken[0].global_rank, taken[0].description)
+    assert report == FaultReport(5, IncidentKind.NAN_LOSS, "at step 7: nan")
+    with pytest.raises(ValueError, match="kind is 'segfault'; expected is one of nan_loss, checkpoint_load"):
+        client.report_fault("segfault", "x")
+    assert FaultReport.parse(5, "segfault: x") is None
+
+
+def test_what_a_script_may_report_is_the_same_on_both_sides() -> None:
+    """The client does not import the kinds."""
+    assert tuple(kind.value for kind in REPORTABLE) == client.REPORTABLE
 
 
 REQUEST = ControlRequest(0, WorkloadAction.SHUTDOWN_WORKLOAD, "why")
