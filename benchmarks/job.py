@@ -294,14 +294,15 @@ def known_launchers() -> dict[str, Launcher]:
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
     pair = ("--nnodes", "2", "--nproc-per-node", str(WORLD_SIZE // 2), "--max-restarts", "1000")
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:PORT", "--rdzv-id", "benchmark")
+    as_often = ("--ft-set", "restart.max_in_window=0")  # as the others: what is measured are many kills
     notice = re.compile(r"restart \d+ of \d+: ")
     launchers = (
         Launcher("torchrun", (str(binaries / "torchrun"), *workers), elastic, fresh_store),
         Launcher("torchrun-default", (str(binaries / "torchrun"), *workers), elastic),
         Launcher("ft_launcher", (str(binaries / "ft_launcher"), *workers, *rendezvous), elastic),
-        Launcher("ftrun", (str(binaries / "ftrun"), *workers), notice),
+        Launcher("ftrun", (str(binaries / "ftrun"), *workers, *as_often), notice),
         Launcher("torchrun-2", (str(binaries / "torchrun"), *pair, *meeting), elastic, fresh_store, 2),
         Launcher("ft_launcher-2", (str(binaries / "ft_launcher"), *pair, *meeting), elastic, (), 2),
-        Launcher("ftrun-2", (str(binaries / "ftrun"), *pair, *meeting), notice, (), 2),
+        Launcher("ftrun-2", (str(binaries / "ftrun"), *pair, *meeting, *as_often), notice, (), 2),
     )
     return {launcher.name: launcher for launcher in launchers}

@@ -10,6 +10,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from ftrun.healthchecks.cgroup import OomCounter
 from ftrun.healthchecks.policy import Scope
 from ftrun.healthchecks.presence import has_gpu_driver, has_rdma
 from ftrun.launcher import exchange as ex
@@ -19,6 +20,7 @@ from ftrun.launcher.checkpoint_assembly import trust_of
 from ftrun.launcher.checkpoint_rename import set_aside_in_thread
 from ftrun.launcher.config import Config
 from ftrun.launcher.environment import named_interfaces
+from ftrun.launcher.evidence import Gatherer
 from ftrun.launcher.hangs import Record
 from ftrun.launcher.health_config import build_policy
 from ftrun.launcher.hosting import Hosting
@@ -26,10 +28,13 @@ from ftrun.launcher.membership import Membership, Self
 from ftrun.launcher.messages import Hello
 from ftrun.launcher.nodes import RendezvousSetting, describe_job, fingerprint_of
 from ftrun.launcher.quorum import Rules
+from ftrun.launcher.restart_config import RestartConfig
 from ftrun.launcher.rounds import Offer
+from ftrun.launcher.surroundings import Surroundings
 from ftrun.launcher.watchdog import Watchdog
 from ftrun.monitor import events
 from ftrun.monitor.heartbeats import Timeouts
+from ftrun.monitor.redaction import Redactor, secret_values
 from ftrun.monitor.server import HeartbeatServers
 from ftrun.monitor.sockets import SocketPathError
 from ftrun.monitor.stall_limits import StallLimits
@@ -51,10 +56,19 @@ def rules_of(setting: RendezvousSetting, config: Config) -> Rules:
         lost_after_s=setting.lost_after_s,
         close_timeout_s=setting.close_timeout_s,
         max_excluded_fraction=config.ftrun.health.max_excluded_fraction,
+        min_progress=config.fault_tolerance.min_progress_iterations,
         max_restarts=config.launch.max_restarts,
         endpoint_host=setting.host,
         trust=trust_of(config.ftrun.checkpoint),
     )
+
+
+def restart_of(config: Config) -> RestartConfig:
+    """The limits of restarts; a key of ftrun's own wins over its counterpart of nvidia-resiliency-ext's."""
+    restart, key = config.ftrun.restart, "fault_tolerance.max_no_progress_cycles"
+    if not config.is_given(key) or config.is_given("ftrun.restart.max_no_progress"):
+        return restart
+    return replace(restart, max_no_progress=config.fault_tolerance.max_no_progress_cycles)
 
 
 def make_membership(
@@ -83,7 +97,7 @@ def make_membership(
     set_aside = partial(set_aside_in_thread, post=post)
     exchange = _make_exchange(me, hello, setting, config, post)
     rules = rules_of(setting, config)
-    decide = partial(policy.decide, max_restarts=options.max_restarts, config=config.ftrun.restart)
+    decide = partial(policy.decide, max_restarts=options.max_restarts, config=restart_of(config))
     return Membership(
         me,
         exchange,
@@ -207,3 +221,10 @@ def _serve_heartbeats(
     except (OSError, SocketPathError) as error:
         record(events.HeartbeatsDegraded(str(error)))
         return None
+
+
+def make_gatherer(config: Config, node: str, oom: OomCounter, environ: Mapping[str, str]) -> Gatherer:
+    """What gathers the evidence of a failure, without what looks like a secret."""
+    secrets = secret_values(environ, config.launch.training_script_args)
+    surroundings = Surroundings(environ, config.ftrun.checkpoint.dir)
+    return Gatherer(node, oom, surroundings, Redactor(secrets))

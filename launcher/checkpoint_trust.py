@@ -34,7 +34,7 @@ def doubt(state: HostState, incident: Incident) -> tuple[HostState, Incident, tu
     return state, mark(incident, lost), acts
 
 
-def _lookers(state: HostState, chosen: Sequence[Join]) -> list[Join]:
+def lookers(state: HostState, chosen: Sequence[Join]) -> list[Join]:
     """Those whose word on checkpoints is of now: a spare has looked when it came, maybe hours ago."""
     all_ = [join for join in chosen if join.has_checkpoint_dir]
     back = [join for join in all_ if join.agent.incarnation in state.back]
@@ -46,7 +46,7 @@ def choose_resume(
 ) -> tuple[SeenCheckpoint | None, str, tuple[Do, ...]]:
     """What a round of these nodes begins from; why it must not begin from nothing, if so; what is told."""
     quarantined = state.memory.quarantined
-    seen = {join.agent.node: trusted(join.checkpoints, quarantined) for join in _lookers(state, chosen)}
+    seen = {join.agent.node: trusted(join.checkpoints, quarantined) for join in lookers(state, chosen)}
     resume = choose_common(list(seen.values()))
     newest, blind = find_blind(seen)
     told: tuple[Do, ...] = ()

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftrun.launcher import values as v
+from ftrun.launcher.account_config import JournalConfig, MetricsConfig
 from ftrun.launcher.checkpoint_config import CheckpointConfig
 from ftrun.launcher.fault_tolerance import FaultToleranceConfig as FaultToleranceConfig
 from ftrun.launcher.health_config import HealthConfig
+from ftrun.launcher.restart_config import RestartConfig as RestartConfig
 from ftrun.launcher.streams import StdMap
 from ftrun.launcher.values import Setting, Spec, setting
 
@@ -75,21 +77,6 @@ class LaunchOptions:
     shutdown_timeout: float | None = None
     """Seconds; rules every stop path when given."""
     virtual_local_rank: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RestartConfig:
-    """Pauses before a restart; in files `max_restarts` stands beside them, here it is in `LaunchOptions`."""
-
-    backoff_initial: float = setting(
-        0.25,
-        v.SECONDS,
-        "seconds",
-        "First pause before a restart that comes before any progress; it doubles each time.",
-    )
-    backoff_max: float = setting(
-        5.0, v.SECONDS, "seconds", "Longest such pause; a cause that needs longer needs a person."
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +213,8 @@ class FtrunConfig:
     world: WorldConfig = field(default_factory=WorldConfig)
     rdzv: RdzvConfig = field(default_factory=RdzvConfig)
     health: HealthConfig = field(default_factory=HealthConfig)
+    journal: JournalConfig = field(default_factory=JournalConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     run_dir: str | None = setting(
         None, v.TEXT_OR_OFF, "path", "Journal and logs of the run; null for $XDG_STATE_HOME/ftrun/<run_id>."
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import yaml
 
 from ftrun.launcher.config import DEFAULT_KEYS
-from ftrun.launcher.values import Setting
+from ftrun.launcher.values import Entry, Setting
 
 _FAULT_TOLERANCE = "fault_tolerance"
 _FTRUN = "ftrun"
@@ -53,7 +53,9 @@ def load(path: str) -> tuple[FileSetting, ...]:
     reader = _SectionReader()
     reader.read_document(root)
     if reader.problems:
-        raise ConfigError("\n".join(f"{path}:{line}: {text}" for line, text in sorted(reader.problems)))
+        # A mapping within another is looked through twice.
+        problems = sorted(set(reader.problems))
+        raise ConfigError("\n".join(f"{path}:{line}: {text}" for line, text in problems))
     return tuple(reader.settings)
 
 
@@ -144,22 +146,27 @@ class _SectionReader:
 
     def check_entries(self, key: str, node: yaml.Node) -> bool:
         """Look for what is wrong with single entries of a mapping whose names are known; False if any is."""
-        entry, problems_before = DEFAULT_KEYS[key].spec.kind.entry, len(self.problems)
+        problems_before = len(self.problems)
+        self._check_mapping(key, DEFAULT_KEYS[key].spec.kind.entry, node)
+        return len(self.problems) == problems_before
+
+    def _check_mapping(self, where: str, entry: Entry | None, node: yaml.Node) -> None:
         if entry is None or not isinstance(node, yaml.MappingNode):
-            return True
+            return
         names = entry.names()
         for name, key_node, value_node in self._entries(node):
             if name not in names:
-                text = f"unknown {entry.noun} {name!r} in {key}{_suggest_among(name, names)}"
+                text = f"unknown {entry.noun} {name!r} in {where}{_suggest_among(name, names)}"
                 self.problems.append((_line(key_node), text))
                 continue
-            kind = entry.kind_of(name)
+            kind, problems_before = entry.kind_of(name), len(self.problems)
+            self._check_mapping(f"{where}.{name}", kind.entry, value_node)
             try:
                 kind.read(self.to_data(value_node))
             except (yaml.YAMLError, RecursionError, ValueError):
-                text = f"{key}: {name}: found {_found(value_node)}, expected {kind.expected}"
-                self.problems.append((_line(value_node), text))
-        return len(self.problems) == problems_before
+                text = f"{where}: {name}: found {_found(value_node)}, expected {kind.expected}"
+                if len(self.problems) == problems_before:  # else what is wrong inside it is known already
+                    self.problems.append((_line(value_node), text))
 
     def _read_value(self, key: str, node: yaml.Node) -> None:
         kind = DEFAULT_KEYS[key].spec.kind

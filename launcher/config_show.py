@@ -53,6 +53,12 @@ def render_defaults() -> str:
     return _HEADER + "\n".join(lines) + "\n"
 
 
+def render_value(value: object) -> str:
+    """A value as a configuration file would have it."""
+    is_mapping = isinstance(value, tuple) and value and all(isinstance(item, tuple) for item in value)
+    return _render_mapping(value) if is_mapping else _render(value)
+
+
 def _render_keys(
     keys: Iterable[Key], above: Callable[[Key, str], list[str]], beside: Callable[[Key], str]
 ) -> list[str]:
@@ -74,7 +80,8 @@ def _render_keys(
 def _render_mapping(value: object) -> str:
     if not isinstance(value, tuple):
         raise TypeError(f"expected pairs, found {value!r}")
-    return "{" + ", ".join(f"{_render(name)}: {_render(item)}" for name, item in value) + "}"
+    render = {name: _render_mapping if isinstance(item, tuple) else _render for name, item in value}
+    return "{" + ", ".join(f"{_render(name)}: {render[name](item)}" for name, item in value) + "}"
 
 
 def _quote(text: str) -> str:

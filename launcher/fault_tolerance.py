@@ -11,7 +11,6 @@ from ftrun.launcher import values as v
 from ftrun.launcher.values import setting
 
 _ALL_PORTS = "ftrun finds the ports of every card below /sys by itself"
-_NO_CYCLES = "this version judges progress by optimizer steps and does not read this value yet"
 _NO_ATTRIBUTION = "this version has no attribution service yet, so nothing is sent to one"
 _DEAD = "nvidia-resiliency-ext itself no longer reads it"
 
@@ -156,13 +155,24 @@ class FaultToleranceConfig:
         "ranks always follow the scheduler's order of nodes, if there is one",
     )
     max_no_progress_cycles: int = setting(
-        3, v.COUNT, "rounds", "Rounds without progress after which the job is given up.", _NO_CYCLES
+        3,
+        v.COUNT,
+        "rounds",
+        "Rounds in a row without progress after which the job is given up; unless it is given, "
+        "ftrun.restart.max_no_progress holds.",
     )
     min_progress_iterations: int = setting(
-        1, v.COUNT, "iterations", "Iterations that count as progress of a round.", _NO_CYCLES
+        1,
+        v.COUNT,
+        "iterations",
+        "Steps beyond those that the job ever had done that count as progress of a round.",
     )
     checkpoint_iteration_file: str | None = setting(
-        None, v.TEXT_OR_OFF, "path", "Holds the iteration of the newest checkpoint.", _NO_CYCLES
+        None,
+        v.TEXT_OR_OFF,
+        "path",
+        "Holds the iteration of the newest checkpoint.",
+        "ftrun counts the steps itself, and looks at the checkpoints below ftrun.checkpoint.dir",
     )
     install_exception_hook: bool = setting(
         False,

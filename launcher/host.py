@@ -28,7 +28,7 @@ from ftrun.launcher.host_state import (
     Watch,
     Woke,
 )
-from ftrun.launcher.memory import combine, exclude
+from ftrun.launcher.memory import combine, exclude, find_incident_at
 from ftrun.launcher.messages import Agent, Bye, Join, Leave, Memory, Message, Moving, Quiet, Refused, Saved
 from ftrun.launcher.quorum import find_first_ranks
 from ftrun.monitor import events
@@ -133,7 +133,7 @@ def _join(state: HostState, join: Join, now: float) -> Step:
             told += (Tell(events.NodeJoined(agent.node, join.slots, join.address)),)
     if join.sequence == state.sequence and state.stage is not Stage.CLOSING:
         known = replace(known, join=join)
-        state = _note_return(_remember(state, join.memory), join)
+        state = _note_return(_remember(state, join.memory, now), join)
     state = replace(
         state,
         present={**state.present, agent.incarnation: known},
@@ -142,14 +142,18 @@ def _join(state: HostState, join: Join, now: float) -> Step:
     return state, told
 
 
-def _remember(state: HostState, theirs: Memory) -> HostState:
+def _remember(state: HostState, theirs: Memory, now: float) -> HostState:
     """What the agent knows of the job, which another host agent may have led until now.
 
     Once this one has closed a round, the last nodes are those of that round.
     """
     ours = state.memory
     is_theirs = state.plan is None and theirs.round_number > ours.round_number
-    return replace(state, memory=combine(theirs, ours) if is_theirs else combine(ours, theirs))
+    return replace(
+        state,
+        memory=combine(theirs, ours) if is_theirs else combine(ours, theirs),
+        incident_at=find_incident_at(ours, state.incident_at, theirs, now),
+    )
 
 
 def _note_return(state: HostState, join: Join) -> HostState:

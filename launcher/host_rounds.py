@@ -9,12 +9,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from ftrun.launcher import exit_codes
+from ftrun.launcher.assessment import assess
 from ftrun.launcher.checkpoint_quarantine import begin_from
 from ftrun.launcher.checkpoint_trust import choose_resume, doubt
-from ftrun.launcher.exclusion import exclude, tell_withheld, without_restart_alone
+from ftrun.launcher.exclusion import exclude, leave_out, tell_withheld, without_restart_alone
 from ftrun.launcher.fitness import judge_fitness
 from ftrun.launcher.host_state import Decide, Do, HostState, Order, Presence, Publish, Stage, Step, Tell
 from ftrun.launcher.judgements import judgement_events
+from ftrun.launcher.memory import remember
 from ftrun.launcher.messages import (
     JobPlan,
     Join,
@@ -23,14 +25,14 @@ from ftrun.launcher.messages import (
     Seat,
     StopKind,
     StopOrder,
+    Unfit,
     Verdict,
 )
-from ftrun.launcher.model import Action, PastIncident
-from ftrun.launcher.policy import is_counted
+from ftrun.launcher.model import Action, Decision
 from ftrun.launcher.quorum import choose_seats, has_quorum, is_world_full, may_grow, world_nodes
 from ftrun.launcher.ranks import first_ranks
 from ftrun.monitor import events
-from ftrun.monitor.diagnosis import LostNode, diagnose
+from ftrun.monitor.diagnosis import LostNode, asked_to_stop, diagnose
 from ftrun.monitor.incident import Incident, IncidentKind
 
 _TELL_EVERY_S = 5.0
@@ -130,16 +132,30 @@ def _settle(state: HostState, joins: Sequence[Join], now: float, decide: Decide)
     """Everyone who can be back is: what the round came to, and what follows."""
     order = state.order
     if (request := _request(joins)) is not None:
-        return _close(state, Verdict(request.exit_code, request.reason), now)
+        return _obey(state, request, joins, now)
     if not state.gone and all(join.outcome is Outcome.SUCCEEDED for join in joins):
         return _close(state, Verdict(exit_codes.OK, "all ranks finished"), now)
     if order is not None and order.kind is StopKind.REQUEST:
-        return _close(state, Verdict(order.exit_code, order.reason), now)
+        return _obey(state, order, joins, now)
     assert state.plan is not None
     incident = _diagnose(state.plan.memory.round_number, joins, state.gone, order)
     if order is not None and order.kind is StopKind.GROW and incident.kind is IncidentKind.UNKNOWN:
         return _open(state, now, 0.0), ()
     return _judge(state, incident, now, without_restart_alone(state.rules, joins, decide))
+
+
+def _obey(state: HostState, request: StopOrder, joins: Sequence[Join], now: float) -> Step:
+    """End the job as its script has asked; the journal says why, as of any other end."""
+    assert state.plan is not None
+    evidences = [join.evidence for join in joins if join.evidence is not None]
+    incident = asked_to_stop(evidences, request.reason, request.node)
+    incident = replace(incident, round_number=state.plan.memory.round_number)
+    decision = Decision(Action.STOP, request.reason, exit_code=request.exit_code)
+    journal = judgement_events(
+        Judgement(incident, decision), state.memory.restart_count, state.rules.max_restarts
+    )
+    state, closed = _close(state, Verdict(request.exit_code, request.reason), now)
+    return state, (*(Tell(event) for event in journal), *closed)
 
 
 def _request(joins: Sequence[Join]) -> StopOrder | None:
@@ -162,17 +178,18 @@ def _diagnose(
 
 def _judge(state: HostState, incident: Incident, now: float, decide: Decide) -> Step:
     state, seen_as, doubts = doubt(state, incident)
-    decision = decide(seen_as, state.memory.history)
+    state, case = assess(state, incident, seen_as, now)
+    decision = decide(case)
     judgement = Judgement(incident, decision)
     journal = judgement_events(judgement, state.memory.restart_count, state.rules.max_restarts)
     told: tuple[Do, ...] = (*(Tell(event) for event in journal), *doubts)
     if decision.action is Action.STOP:
         state, closed = _close(state, Verdict(decision.exit_code, decision.reason, judgement), now)
         return state, (*told, *closed)
-    past = PastIncident(incident.kind, seen_as.fingerprint, incident.has_progressed)
-    memory = replace(state.memory, history=(*state.memory.history, past))
-    state = replace(state, memory=memory, judgement=judgement)
-    return _open(state, now, decision.delay_s), told
+    memory = remember(state.memory, replace(case.now, is_counted=decision.is_counted))
+    state = _open(replace(state, memory=memory, judgement=judgement), now, decision.delay_s)
+    state, left_out = leave_out(state, judgement, now)
+    return state, (*told, *left_out)
 
 
 def _open(state: HostState, now: float, delay_s: float) -> HostState:
@@ -212,7 +229,8 @@ def _form(state: HostState, now: float, decide: Decide) -> Step:
         return _settle_inherited(state, candidates, now, decide)
     fitness = judge_fitness(candidates, rules.max_excluded_fraction)
     state, told = tell_withheld(state, fitness)
-    state, published = exclude(state, fitness, now) if fitness.unfit else _publish(state, candidates, now)
+    unfit = [Unfit(agent, reason) for agent, reason in fitness.unfit.items()]
+    state, published = exclude(state, unfit, now) if unfit else _publish(state, candidates, now)
     return state, (*told, *published)
 
 
@@ -284,13 +302,14 @@ def _publish(state: HostState, candidates: Sequence[Join], now: float) -> Step:
         state, closed = _close(state, Verdict(exit_codes.FUTILE, obstacle, state.judgement), now)
         return state, (*told, *closed)
     judgement = state.judgement
-    is_free = memory.round_number < 0 or (judgement is not None and not is_counted(judgement.incident.kind))
+    is_free = memory.round_number < 0 or (judgement is not None and not judgement.decision.is_counted)
     memory = replace(
         begin_from(memory, resume),
         round_number=memory.round_number + 1,
         restart_count=memory.restart_count + (0 if is_free else 1),
         nodes=tuple(join.agent.node for join in chosen),
         slots=tuple(join.slots for join in chosen),
+        since_incident_s=max(0.0, now - state.incident_at),
     )
     seated = {join.agent for join in chosen}
     plan = JobPlan(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -23,14 +23,13 @@ from ftrun.launcher.messages import (
     Quiet,
     StopOrder,
 )
-from ftrun.launcher.model import Decision, PastIncident
+from ftrun.launcher.model import Case, Decision
 from ftrun.launcher.quorum import Rules
 from ftrun.monitor import events
 from ftrun.monitor.diagnosis import LostNode
-from ftrun.monitor.incident import Incident
 
-Decide = Callable[[Incident, Sequence[PastIncident]], Decision]
-"""What to do about an incident, given those before it (`ftrun.launcher.policy`)."""
+Decide = Callable[[Case], Decision]
+"""What to do about a failure, given those before it (`ftrun.launcher.policy`)."""
 
 
 class Stage(Enum):
@@ -93,6 +92,8 @@ class HostState:
     has_saved: bool = False
     """A checkpoint was completed while nodes waited for a place."""
     memory: Memory = field(default_factory=Memory)
+    incident_at: float = 0.0
+    """When the last failure was judged, or else when the job began, as far as is known here."""
     judgement: Judgement | None = None
     """Of the failure that the open round follows."""
     awaited: frozenset[str] = frozenset()

@@ -32,7 +32,7 @@ class Hosting:
         self._exchange = exchange
         self._decide = decide
         self._record = record
-        self._state = HostState(rules, opened_at=now)
+        self._state = HostState(rules, opened_at=now, incident_at=now)
 
     @property
     def wanted_at(self) -> float | None:

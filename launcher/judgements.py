@@ -5,7 +5,6 @@ from __future__ import annotations
 from ftrun.launcher import exit_codes
 from ftrun.launcher.messages import Judgement, Verdict
 from ftrun.launcher.model import Action
-from ftrun.launcher.policy import is_counted
 from ftrun.monitor import events
 
 
@@ -45,7 +44,7 @@ def judgement_events(
             decision.action.value,
             decision.reason,
             decision.delay_s,
-            restart_count + (is_restart and is_counted(incident.kind)),
+            restart_count + (is_restart and decision.is_counted),
             max_restarts,
         ),
     )

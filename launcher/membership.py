@@ -14,7 +14,7 @@ from ftrun.launcher import exit_codes, host_state, node_state
 from ftrun.launcher.hangs import Record
 from ftrun.launcher.hosting import Hosting
 from ftrun.launcher.judgements import judgement_events, own_exit_code
-from ftrun.launcher.memory import brief, combine, exclude
+from ftrun.launcher.memory import brief, combine, count_restarts, exclude, exclude_gpus, find_incident_at
 from ftrun.launcher.message_bounds import bound_evidence
 from ftrun.launcher.messages import (
     Agent,
@@ -35,7 +35,6 @@ from ftrun.launcher.messages import (
     Verdict,
 )
 from ftrun.launcher.model import Action, Decision, Plan
-from ftrun.launcher.policy import is_counted
 from ftrun.launcher.quorum import plan_of
 from ftrun.launcher.rounds import Offer
 from ftrun.monitor import events, liveness
@@ -95,12 +94,19 @@ class Membership:
         self._of_host: Memory | None = None
         """What the host agent of this connection has published last."""
         self.memory = Memory()
+        self._incident_at = clock()
         self.plan: Plan | None = None
         """This node's part in the round that was closed last; None if it has none."""
         self.judgement: Judgement | None = None
         """Of the failure that the last publication followed."""
         self.verdict: Verdict | None = None
         """How the job ended, or this node's part in it, where it failed."""
+
+    @property
+    def excluded_gpus(self) -> frozenset[str]:
+        """UUIDs of this node's GPUs that its workers may not use any more."""
+        node = self._me.agent.node
+        return frozenset(one.gpu for one in self.memory.excluded_gpus if one.node == node)
 
     @property
     def is_alone(self) -> bool:
@@ -110,8 +116,7 @@ class Membership:
     @property
     def has_restarts(self) -> bool:
         """Another failure may be followed by a restart."""
-        used = sum(is_counted(past.kind) for past in self.memory.history)
-        return used < self._me.max_restarts
+        return count_restarts(self.memory) < self._me.max_restarts
 
     @property
     def wanted_at(self) -> tuple[float | None, float | None]:
@@ -184,11 +189,6 @@ class Membership:
         if order.kind is StopKind.LEAVE and order.exit_code == exit_codes.NODE_UNHEALTHY:
             self.memory = exclude(self.memory, order.node)
 
-    def _forget_last_end(self, plan: JobPlan) -> None:
-        """What is known of the end of the round before this one, if the plan is new."""
-        if plan.memory.round_number > self.memory.round_number:
-            self._order, self._lost_host = None, ""
-
     def _take_connection(self, connected: ex.Connected) -> node_state.Event:
         self.run_id = connected.hello.run_id
         self._host_node = "" if connected.is_host else connected.hello.node
@@ -200,13 +200,19 @@ class Membership:
             self._hosting = self._begin_hosting(self._clock())
         self._of_host = None
         if connected.plan is not None:
-            self._of_host = connected.plan.memory
-            self._forget_last_end(connected.plan)
-            self.memory = combine(connected.plan.memory, self.memory)
+            self._take_memory(connected.plan.memory)
             excluded = self._find_place(connected.plan)
             if excluded is not None:
                 return excluded
         return node_state.Connected(connected.sequence)
+
+    def _take_memory(self, theirs: Memory) -> None:
+        """What the host agent has published; a new plan has settled the end of the round before."""
+        if theirs.round_number > self.memory.round_number:
+            self._order, self._lost_host = None, ""
+        self._incident_at = find_incident_at(self.memory, self._incident_at, theirs, self._clock())
+        self._of_host = theirs
+        self.memory = combine(theirs, self.memory)
 
     def _find_place(self, plan: JobPlan) -> node_state.Sentenced | None:
         """Tell if this node is a spare; how its part in the job ends if it may not be one."""
@@ -241,6 +247,10 @@ class Membership:
         return self._take_plan(sequence, publication)
 
     def _take_exclusion(self, sequence: int, exclusion: Exclusion) -> node_state.Event:
+        for one in exclusion.unfit:
+            if one.is_excluded:
+                self.memory = exclude(self.memory, one.agent.node)
+        self.memory = exclude_gpus(self.memory, exclusion.gpus)
         reason = next((one.reason for one in exclusion.unfit if one.agent == self._me.agent), "")
         if not reason:  # another round is open, which this node has yet to join
             return node_state.Planned(sequence, self.memory.round_number, has_seat=False)
@@ -252,9 +262,7 @@ class Membership:
         return node_state.Sentenced(code, reason)
 
     def _take_plan(self, sequence: int, plan: JobPlan) -> node_state.Event:
-        self._of_host = plan.memory
-        self._forget_last_end(plan)
-        self.memory = combine(plan.memory, self.memory)
+        self._take_memory(plan.memory)
         self.plan = plan_of(plan, self._me.agent)
         excluded = self._find_place(plan)
         if excluded is not None:
@@ -268,10 +276,11 @@ class Membership:
         evidence: Evidence | None,
         unhealthy: Sequence[Ailment] = (),
         slots: int | None = None,
+        gpus: Sequence[str] = (),
     ) -> None:
         """Offer this node for the open round, with all its slots or fewer.
 
-        `unhealthy` says why it should not take part.
+        `unhealthy` says why it should not take part; of `gpus`, one for each slot, it could do without one.
 
         Raises:
             PortBusyError: the port asked for with --master-port is taken.
@@ -279,6 +288,7 @@ class Membership:
         offer = self._offer(self.memory.quarantined)
         if evidence is not None and not self.is_alone:
             evidence = bound_evidence(evidence)
+        memory = brief(self.memory) if self.memory == self._of_host else self.memory
         self._joined = Join(
             agent=self._me.agent,
             slots=self._me.slots if slots is None else slots,
@@ -287,7 +297,7 @@ class Membership:
             rank_hint=self._me.rank_hint,
             outcome=state.outcome,
             evidence=evidence,
-            memory=brief(self.memory) if self.memory == self._of_host else self.memory,
+            memory=replace(memory, since_incident_s=max(0.0, self._clock() - self._incident_at)),
             has_checkpoint_dir=offer.has_checkpoint_dir,
             checkpoints=offer.checkpoints,
             is_resume_expected=offer.is_resume_expected,
@@ -296,6 +306,7 @@ class Membership:
             order=self._order,
             lost_host=self._lost_host,
             unhealthy=tuple(unhealthy),
+            gpus=tuple(gpus),
         )
         self._exchange.send(self._joined)
 

@@ -50,6 +50,16 @@ def encode(value: Message | Publication | StopOrder | Hello | Awaited) -> str:
     return _write(kind.__name__, envelope)
 
 
+def to_text(value: Evidence) -> str:
+    """The same form without an envelope, on many lines, for a file.
+
+    Raises:
+        MessageError: a number in it is not finite.
+    """
+    kind: Any = type(value)
+    return json.dumps(json.loads(_write(kind.__name__, _encoder(kind)(value))), indent=1) + "\n"
+
+
 def size_of(value: Evidence | Incident) -> int:
     """Bytes that the value takes in a message.
 

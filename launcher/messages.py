@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from ftrun.launcher.model import Decision, PastIncident
+from ftrun.launcher.model import Decision, PastIncident, Tally
 from ftrun.monitor.incident import Ailment, Evidence, Incident
 
 
@@ -39,6 +39,15 @@ class SeenCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ExcludedGpu:
+    """A GPU without which its node goes on."""
+
+    node: str
+    gpu: str
+    """UUID."""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """What every agent remembers of the job, so that it outlives the host agent."""
 
@@ -46,7 +55,7 @@ class Memory:
     """Of the last round that was closed; -1 before the first."""
     restart_count: int = 0
     history: tuple[PastIncident, ...] = ()
-    """Incidents that led to a restart, oldest first."""
+    """Incidents that led to a restart, oldest first; only so many as `ftrun.launcher.memory` keeps."""
     excluded: tuple[str, ...] = ()
     """Nodes that may not take part any more."""
     nodes: tuple[str, ...] = ()
@@ -59,6 +68,16 @@ class Memory:
     """Rounds that began from it and ended, by what may be its doing, before the next one was complete."""
     quarantined: tuple[str, ...] = ()
     """Checkpoints that are not to be used any more, by `SeenCheckpoint.identity`."""
+    forgotten: tuple[Tally, ...] = ()
+    """Incidents before those in `history`."""
+    since_incident_s: float = 0.0
+    """Seconds from the last of them, or else from the job's begin, to when this was said: each host has its
+    own clock, and none of them is told another's times."""
+    best_step: int | None = None
+    """Most steps of the whole job that were done when a round failed; None if that is not known."""
+    best_saved: SeenCheckpoint | None = None
+    """Newest checkpoint that was there when a round failed."""
+    excluded_gpus: tuple[ExcludedGpu, ...] = ()
 
 
 class StopKind(Enum):
@@ -134,6 +153,8 @@ class Join:
     """Why the node should not take part; its fatal ailments."""
     is_resume_expected: bool = False
     """There is or was a checkpoint below its directory: a start from nothing would throw training away."""
+    gpus: tuple[str, ...] = ()
+    """UUID of each slot's GPU, if the node can go on without a single one of them; else none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +271,8 @@ class Unfit:
 
     agent: Agent
     reason: str
+    is_excluded: bool = False
+    """It may not come back, even if it is healthy again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +282,8 @@ class Exclusion:
     unfit: tuple[Unfit, ...]
     judgement: Judgement | None = None
     """Of the failure that the next round follows."""
+    gpus: tuple[ExcludedGpu, ...] = ()
+    """Those without which their nodes are to join again."""
 
 
 Publication = JobPlan | Verdict | Exclusion

@@ -35,6 +35,8 @@ class Rules:
     """How long the host agent waits for the others to take note of the verdict."""
     max_excluded_fraction: float = 0.2
     """Of the nodes that have joined: if more fail one health check at once, none is left out for it."""
+    min_progress: int = 1
+    """Steps more than ever before that a round must bring to have moved on (`restart.max_no_progress`)."""
     max_restarts: int = 0
     """For the journal; `ftrun.launcher.policy` decides."""
     endpoint_host: str = ""

@@ -10,10 +10,11 @@ import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 Setting: TypeAlias = (
-    "bool | int | float | str | tuple[str, ...] | tuple[tuple[str, float | str | None], ...] | None"
+    "bool | int | float | str | tuple[str, ...] | tuple[tuple[str, float | str | None], ...] "
+    "| tuple[tuple[str, tuple[tuple[str, float | str | None], ...]], ...] | None"
 )
 """A value of the configuration tree; a tuple of pairs is a mapping, of texts a list."""
 
@@ -82,6 +83,13 @@ def _read_count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError("not a count")
     return value
+
+
+def _read_port(value: object) -> int:
+    port = _read_count(value)
+    if port > 65535:
+        raise ValueError("too large")
+    return port
 
 
 def _read_exit_code(value: object) -> int:
@@ -182,15 +190,10 @@ def mapping_of(expected: str, entry: Entry) -> Kind:
     def read(value: object) -> Setting:
         if not isinstance(value, Mapping) or not all(name in entry.names() for name in value):
             raise ValueError("not such a mapping")
-        return tuple((name, _scalar(entry.kind_of(name).read(item))) for name, item in value.items())
+        pairs: Any = tuple((name, entry.kind_of(name).read(item)) for name, item in value.items())
+        return cast("Setting", pairs)
 
     return Kind(expected, read, is_mapping=True, entry=entry)
-
-
-def _scalar(value: Setting) -> float | str | None:
-    if isinstance(value, tuple):
-        raise ValueError("not a single value")
-    return value
 
 
 def fraction() -> Kind:
@@ -227,9 +230,14 @@ COUNT_OR_OFF = Kind("a whole number, 0 or more, or null", _optional(_read_count)
 EXIT_CODE = Kind("an exit code from 0 to 255", _read_exit_code, _number_from_text)
 EXIT_CODE_OR_OFF = Kind("an exit code from 0 to 255, or null", _optional(_read_exit_code), _number_from_text)
 SWITCH = Kind("true or false", _read_switch, _switch_from_text)
+TEXT = Kind("a text", _read_text)
+PORT_OR_OFF = Kind("a port from 0 to 65535, or null", _optional(_read_port), _number_from_text)
 TEXT_OR_OFF = Kind("a text, or null", _optional(_read_text), _text_from_text)
 SIZE = Kind("a size such as 4GiB or 512MB, or a whole number of bytes", _read_size, _number_from_text)
 STALL = Kind("auto, off, or a number of seconds above 0", _read_stall, _number_from_text)
+SIZE_OR_OFF = Kind(
+    "a size such as 4GiB or 512MB, a whole number of bytes, or null", _optional(_read_size), _number_from_text
+)
 SIGNAL = Kind("a signal's name or number, such as SIGKILL or 9", _read_signal, _number_from_text)
 LOG_LEVEL = Kind("a log level such as INFO, or 10 to 50", _read_log_level, _number_from_text)
 SECTION_TIMEOUTS = Kind(

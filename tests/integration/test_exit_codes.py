@@ -11,11 +11,25 @@ from pathlib import Path
 import pytest
 
 from ftrun.monitor import events
+from tests.support.nodes import free_port
 from tests.support.run import WORKER, finish, start
 
 HUNG_FUSE = Path(__file__).parents[1] / "support" / "hung_fuse.py"
 RAISE = "raise ValueError('always the same')"
 NO_RESTARTS = ("--max-restarts", "0")
+NONE_FOR_CODES = ("--ft-set", "restart.kinds={exit_code: {max: 0}}")
+ONE_AN_HOUR = ("--ft-set", "restart.max_in_window=1", "--ft-set", "restart.window=3600")
+FRUITLESS = ("--max-restarts", "9", "--ft-set", "restart.max_no_progress=2")
+ASKS = """
+from ftrun.monitor import client
+client.{}("as the test has it")
+time.sleep(60)
+"""
+SAME_STEP = """
+from ftrun.monitor.client import heartbeat
+heartbeat(20)
+raise ValueError("bad sample")
+"""
 
 
 @pytest.mark.parametrize(
@@ -32,6 +46,14 @@ NO_RESTARTS = ("--max-restarts", "0")
         pytest.param(NO_RESTARTS, "sys.exit(2)", 1, 0, id="own code that would say usage error"),
         pytest.param(NO_RESTARTS, "die(signal.SIGKILL)", 1, 0, id="killed"),
         pytest.param(NO_RESTARTS, RAISE, 1, 0, id="exception, restarts off"),
+        pytest.param(NONE_FOR_CODES, "sys.exit(42)", 42, 0, id="own code, no restart for its kind"),
+        pytest.param(ONE_AN_HOUR, "die(signal.SIGKILL)", 1, 1, id="too many in a window"),
+        pytest.param(FRUITLESS, "die(signal.SIGKILL)", 93, 2, id="no progress"),
+        pytest.param(FRUITLESS, SAME_STEP, 93, 2, id="same failure at the same step"),
+        pytest.param((), ASKS.format("request_stop"), 93, 0, id="the script asks for the end"),
+        pytest.param(
+            (), ASKS.format("exclude_this_node"), 94, 0, id="the script asks to be without this node"
+        ),
     ],
 )
 def test_end_of_the_workers_decides(
@@ -139,3 +161,31 @@ def test_death_of_the_agent_by_signal_is_128_plus_n(tmp_path: Path) -> None:
     exit_code, run = finish(tmp_path, WORKER, "os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)")
     assert exit_code == 143, run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_interrupt_of_the_agent_is_130(tmp_path: Path) -> None:
+    """Ctrl-C, as a shell reports it; and 0 if somebody wants a job that was told to stop to have finished."""
+    code = "signal.signal(signal.SIGINT, lambda *_: sys.exit(0))\n"
+    code += "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    for options, expected in (((), 130), (("--ft-graceful-exit-code", "0"), 0)):
+        exit_code, run = finish(tmp_path / str(expected), *options, WORKER, code)
+        assert exit_code == expected, run.stderr
+
+
+def test_rendezvous_that_does_not_form_is_95(tmp_path: Path) -> None:
+    """One of two nodes: it says who was there and how many were missing."""
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "j")
+    exit_code, run = finish(
+        tmp_path,
+        "--nnodes",
+        "2",
+        *meeting,
+        "--rdzv-conf",
+        "join_timeout=2",
+        WORKER,
+        "say('ran')",
+        timeout_s=90,
+    )
+    assert exit_code == 95, run.stderr
+    assert "1 of 2 nodes" in run.stderr
+    assert "ran" not in run.stdout

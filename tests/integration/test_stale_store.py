@@ -67,7 +67,9 @@ def run_gloo_job(directory: Path, kills: int, exits: int, *options: str) -> Run:
     """Two gloo ranks, one of which fails in each round: first rank 1 by SIGKILL, then both in turn."""
     script = directory / "train.py"
     script.write_text(SCRIPT)
-    budget = ("--max-restarts", str(kills + exits + 5))
+    # It begins anew each time and fails in the same place, as on purpose.
+    limits = ("--ft-set", "restart.max_no_progress=0", "--ft-set", "restart.max_same_failure=0")
+    budget = ("--max-restarts", str(kills + exits + 5), *limits)
     command = (*TWO, *budget, *options, str(script), str(kills), str(exits))
     exit_code, run = finish(directory, *command, timeout_s=120)
     assert exit_code == 0, run.stderr

@@ -51,7 +51,7 @@ DECODERS: dict[Any, Callable[[str | bytes], object]] = {
     StopOrder: decode_stop,
     Hello: decode_hello,
 }
-FORM = {2: "23a74d5b47999745"}
+FORM = {2: "adf02906ede861ee"}
 """Of all messages, by the version of their schema."""
 LEAVE = Leave(Agent("node-1", "abc"), "SIGTERM")
 

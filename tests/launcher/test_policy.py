@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ftrun.launcher.config import RestartConfig
-from ftrun.launcher.model import Action, PastIncident
-from ftrun.launcher.policy import decide, is_counted
+from ftrun.launcher import policy
+from ftrun.launcher.budgets import is_counted
+from ftrun.launcher.model import Action, Decision, PastIncident
+from ftrun.launcher.restart_config import RestartConfig
 from ftrun.monitor.incident import ErrorRecord, Incident, IncidentKind, RankExit
+from tests.support.cases import case_of
 
 CONFIG = RestartConfig(backoff_initial=0.25, backoff_max=5.0)
 KIND = IncidentKind
@@ -25,7 +27,14 @@ def past(
     count: int, *, progressed: bool = False, fingerprint: str = "f", kind: IncidentKind = KIND.KILLED
 ) -> tuple[PastIncident, ...]:
     """`count` earlier incidents, all alike."""
-    return (PastIncident(kind, fingerprint, progressed),) * count
+    return (PastIncident(kind, fingerprint, progressed, is_counted=is_counted(kind, CONFIG)),) * count
+
+
+def decide(
+    incident: Incident, history: tuple[PastIncident, ...], max_restarts: int, config: RestartConfig
+) -> Decision:
+    """Of failures of which no more is known."""
+    return policy.decide(case_of(incident, history), max_restarts, config)
 
 
 def failed_start() -> Incident:
@@ -72,9 +81,10 @@ def test_exception_before_progress_is_retried_once():
     assert decide(incident(KIND.EXCEPTION, code=1), (), 3, CONFIG).action is Action.RESTART
 
 
-def test_same_exception_twice_without_progress_stops():
-    """The second time it is the program."""
-    decision = decide(incident(KIND.EXCEPTION, code=1), past(1), 3, CONFIG)
+@pytest.mark.parametrize("kind", [kind for kind in KIND if kind.is_of_exception])
+def test_same_exception_twice_without_progress_stops(kind: IncidentKind):
+    """The second time it is the program, wherever in the script's own work it was raised."""
+    decision = decide(incident(kind, code=1), past(1), 3, CONFIG)
     assert (decision.action, decision.exit_code) == (Action.STOP, 93)
 
 
@@ -175,5 +185,5 @@ def test_same_exception_around_a_failed_start_is_the_same_twice_in_a_row():
 
 def test_only_rounds_that_did_not_begin_do_not_count():
     """Every other kind of incident uses up a restart."""
-    uncounted = [kind for kind in IncidentKind if not is_counted(kind)]
+    uncounted = [kind for kind in IncidentKind if not is_counted(kind, CONFIG)]
     assert uncounted == [KIND.START_FAILED, KIND.UNREACHABLE]

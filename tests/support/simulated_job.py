@@ -19,9 +19,9 @@ from ftrun.launcher.host_state import Event as HostEvent
 from ftrun.launcher.hosting import Hosting
 from ftrun.launcher.judgements import own_exit_code
 from ftrun.launcher.membership import Membership, Self
+from ftrun.launcher.memory import count_incidents, count_restarts
 from ftrun.launcher.messages import Agent, JobPlan, Publication, StopKind, Verdict
 from ftrun.launcher.node_state import Cause, Graces, Phase
-from ftrun.launcher.policy import is_counted
 from ftrun.launcher.quorum import Rules, plan_of
 from ftrun.launcher.rendezvous import IllegalEvent, advance, begin
 from ftrun.launcher.rounds import Offer
@@ -753,13 +753,17 @@ class SimulatedJob:
         ]
         assert ranks == list(range(sum(seat.slots for seat in plan.seats))), f"ranks have gaps: {ranks}"
         assert len({part.restart_count for part in parts if part is not None}) == 1
-        counted = sum(is_counted(past.kind) for past in plan.memory.history)
+        counted = count_restarts(plan.memory)
         assert counted <= self.setting.max_restarts, f"{counted} restarts"
+        ages_s = sum(past.after_s for past in plan.memory.history) + plan.memory.since_incident_s
+        assert ages_s <= self.timeline.now + 1e-6, "failures are said to be older than the job"
         for seat in plan.seats:
             begun = [one for one in self.trainings.values() if seat.agent.incarnation in one.started]
             earlier = [one.plan.memory for one in begun]
             assert all(memory.round_number < plan.memory.round_number for memory in earlier), "went back"
             assert all(memory.restart_count <= plan.memory.restart_count for memory in earlier), "forgotten"
+            known = [count_incidents(memory) for memory in earlier]
+            assert all(count <= count_incidents(plan.memory) for count in known), "forgotten"
 
     def check_worlds(self) -> None:
         """There are never two complete worlds, but for the moment in which the loss of a store is noticed."""
