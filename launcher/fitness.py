@@ -33,7 +33,7 @@ def judge_fitness(joins: Sequence[Join], max_fraction: float) -> Fitness:
     for join in joins:
         for check in dict.fromkeys(ailment.check for ailment in join.unhealthy):
             failing.setdefault(check, []).append(join.agent.node)
-    most = max(1, int(max_fraction * len(joins)))
+    most = most_excluded(max_fraction, len(joins))
     withheld = {check: tuple(sorted(nodes)) for check, nodes in failing.items() if len(nodes) > most}
     unfit = {}
     for join in joins:
@@ -41,6 +41,11 @@ def judge_fitness(joins: Sequence[Join], max_fraction: float) -> Fitness:
         if counted:
             unfit[join.agent] = f"node {join.agent.node} is not healthy: {describe_ailments(counted)}"
     return Fitness(unfit, withheld)
+
+
+def most_excluded(max_fraction: float, nodes: int) -> int:
+    """How many of so many nodes may be left out for one and the same reason."""
+    return max(1, int(max_fraction * nodes))
 
 
 def describe_ailments(ailments: Sequence[Ailment]) -> str:

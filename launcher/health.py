@@ -103,6 +103,8 @@ class Standing:
     unhealthy: tuple[Ailment, ...]
     """Why it should not take part; the slots that are left out not counted."""
     placement: Placement
+    gpus: tuple[str, ...] = ()
+    """UUID of each slot's GPU, if single ones can be left out; else none."""
 
 
 class NodeHealth:
@@ -140,6 +142,8 @@ class NodeHealth:
         self._told_late = 0
         self.placement = place(scope.local_world_size, frozenset(), ())
         """With which the node has joined."""
+        self.excluded_gpus: frozenset[str] = frozenset()
+        """UUIDs of those that the job goes on without."""
         self._began_at = 0.0
 
     def start(self) -> None:
@@ -232,10 +236,18 @@ class NodeHealth:
     def standing(self) -> Standing:
         """What it should not take part for, and with which slots it can."""
         chart, fatal = self._chart, self.fatal
-        sick = health_chart.find_sick_slots(chart) if self._can_shrink else None
-        if not sick or chart.slot_count - len(sick) < self._least_slots:
-            return Standing(fatal, place(chart.slot_count, frozenset(), ()))
-        return Standing((), place(chart.slot_count, sick, chart.devices or ()))
+        count, devices = chart.slot_count, tuple(chart.devices or ())
+        if not self._can_shrink:
+            return Standing(fatal, place(count, frozenset(), devices))
+        excluded = health_chart.find_slots_of(chart, self.excluded_gpus)
+        sick = health_chart.find_sick_slots(chart)
+        if sick is None or count - len(sick | excluded) < self._least_slots:
+            sick = frozenset()
+        else:
+            fatal = ()
+        placement = place(count, sick | excluded, devices)
+        is_enough = len(placement.slots) > self._least_slots
+        return Standing(fatal, placement, placement.gpus if is_enough else ())
 
     def ailments(self, ended_at: float) -> tuple[Ailment, ...]:
         """What was wrong when the last round began to end."""

@@ -149,6 +149,17 @@ def find_sick_slots(chart: Chart) -> frozenset[int] | None:
     return frozenset(chain.from_iterable(slots)) if all(slots) else None
 
 
+def find_slots_of(chart: Chart, gpus: frozenset[str]) -> frozenset[int]:
+    """Slots whose workers would use one of these GPUs or MIG devices (UUIDs).
+
+    A MIG device shares the fate of its GPU, and by itself when it is gone.
+    """
+    devices = tuple(chart.devices or ())
+    names = [{device, gpu} for device, gpu in zip(devices, chart.gpus or devices, strict=True)]
+    slots = range(chart.slot_count) if names else ()
+    return frozenset(slot for slot in slots if names[slot % len(names)] & gpus)
+
+
 def _fatal(chart: Chart) -> list[Entry]:
     return [
         entry
@@ -229,12 +240,9 @@ def _ranks(chart: Chart, result: Result) -> tuple[int, ...]:
 
 
 def _slots_on(chart: Chart, result: Result) -> tuple[int, ...]:
-    devices: Sequence[str] = chart.devices or ()
-    if result.subject.kind not in ("gpu", "nvlink") or not devices:
+    if result.subject.kind not in ("gpu", "nvlink"):
         return ()
-    # A MIG device is sick with its GPU, and by itself when it is gone.
-    names = [{device, gpu} for device, gpu in zip(devices, chart.gpus or devices, strict=True)]
-    return tuple(slot for slot in range(chart.slot_count) if result.subject.name in names[slot % len(names)])
+    return tuple(sorted(find_slots_of(chart, frozenset({result.subject.name}))))
 
 
 def _ailment(chart: Chart, entry: Entry, ended_at: float) -> Ailment:

@@ -54,7 +54,7 @@ class Joining:
             self._join(state)
         elif not self._is_due:
             standing = self._health.standing
-            has_fewer = standing.placement != self._health.placement
+            has_fewer = standing.placement.slots != self._health.placement.slots
             # A round may have been closed meanwhile with the slots that were offered.
             self._membership.update_health(self._health.fatal if has_fewer else standing.unhealthy)
 
@@ -65,9 +65,17 @@ class Joining:
         if evidence is not None:
             ailments = self._health.ailments(state.stop_began_at)
             evidence = replace(evidence, unhealthy=state.unhealthy, health=ailments)
+            if evidence.file and ailments:
+                evidence = self._rounds.keep(evidence)
+        self._health.excluded_gpus = self._membership.excluded_gpus
         standing = self._health.standing
-        placement = standing.placement
-        if len(placement.slots) < len(self._health.placement.slots):
-            self._record(events.SlotsReduced(len(placement.slots), describe_ailments(self._health.fatal)))
+        placement, slots = standing.placement, len(standing.placement.slots)
+        if slots < len(self._health.placement.slots):
+            self._record(events.SlotsReduced(slots, self._why_fewer()))
         self._health.placement = self._rounds.placement = placement
-        self._membership.join(state, evidence, standing.unhealthy, len(placement.slots))
+        self._membership.join(state, evidence, standing.unhealthy, slots, standing.gpus)
+
+    def _why_fewer(self) -> str:
+        """What takes slots from the workers of this node."""
+        excluded = ", ".join(sorted(self._health.excluded_gpus))
+        return describe_ailments(self._health.fatal) if self._health.fatal else f"excluded: {excluded}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ftrun.monitor.incident import RankExit
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,8 @@ class Placement:
     """By local rank."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that make the workers see just their GPUs; none if they see all that the agent does."""
+    gpus: tuple[str, ...] = ()
+    """UUID of each slot's GPU, by local rank; none if that is not known."""
 
 
 def place(slot_count: int, left_out: frozenset[int], devices: tuple[str, ...]) -> Placement:
@@ -29,8 +33,15 @@ def place(slot_count: int, left_out: frozenset[int], devices: tuple[str, ...]) -
         devices: UUIDs of the GPUs that CUDA numbers 0, 1, ..; more slots than GPUs share them.
     """
     slots = tuple(slot for slot in range(slot_count) if slot not in left_out)
-    if not left_out:
-        return Placement(slots)
-    seen = dict.fromkeys(devices[slot % len(devices)] for slot in slots)
+    gpus = tuple(devices[slot % len(devices)] for slot in slots) if devices else ()
+    if not left_out or not gpus:
+        return Placement(slots, gpus=gpus)
     # By UUID: the numbers of the others change when the driver does not list a lost one any more.
-    return Placement(slots, {"CUDA_VISIBLE_DEVICES": ",".join(seen)})
+    return Placement(slots, {"CUDA_VISIBLE_DEVICES": ",".join(dict.fromkeys(gpus))}, gpus)
+
+
+def name_gpus(exits: Sequence[RankExit], placement: Placement) -> tuple[RankExit, ...]:
+    """The exits of a round with that placement, each with its GPU."""
+    if not placement.gpus:
+        return tuple(exits)
+    return tuple(replace(exit, gpu=placement.gpus[exit.local_rank]) for exit in exits)

@@ -45,7 +45,7 @@ class GpuMemoryAwaited(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeExcluded(Event):
-    """A node is left out, because it is not healthy; journalled by the host agent."""
+    """A node is left out: it is not healthy, or fails again and again; journalled by the host agent."""
 
     kind: ClassVar[str] = "node.excluded"
     name: Annotated[str, "Name of the node."]

@@ -304,6 +304,27 @@ def test_workers_see_only_the_gpus_that_are_left(fake: FakeNvml, tmp_path: Path)
         assert run.wait() == 0
 
 
+def test_gpu_whose_rank_fails_again_and_again_is_left_out(fake: FakeNvml, tmp_path: Path) -> None:
+    """No check finds anything: its second abort takes it out, and the node goes on with the other GPU."""
+    options = (*SELDOM, "--ft-set", "world.shrink=gpu", "--ft-set", "restart.exclude_after=2")
+    code = WORKS.replace("die(9)", "die(6)").replace(
+        'say("began")', 'say("began", os.environ.get("CUDA_VISIBLE_DEVICES"))'
+    )
+    with job(tmp_path, fake, *options, code=code) as run:
+        run.wait_for_text("began None", 2)
+        (run.directory / "die1.0").touch()
+        run.wait_for_text("rc1] began None", 2)
+        (run.directory / "die1.1").touch()
+        run.wait_for_text("[r0 rc2] began GPU-00000000-0000-0000-0000-000000000000")
+        (run.directory / "end").touch()
+        assert run.wait() == 0
+    gpu = "GPU-00000000-0000-0000-0000-000000000001"
+    [reduced] = run.events(events.SlotsReduced)
+    assert (reduced.slots, reduced.reason) == (1, f"excluded: {gpu}")
+    decided = run.events(events.RestartDecided)[-1]
+    assert f"2nd time on {gpu} of node" in decided.reason
+
+
 def test_fault_of_a_gpu_takes_away_its_mig_devices_only(fake: FakeNvml, tmp_path: Path) -> None:
     """A lost GPU cannot say which instances it had; the worker on the other GPU's goes on."""
     fake.set("gpu.*.mig", 1)
@@ -378,7 +399,8 @@ if restart_count < 100:
         sys.exit(3)
     time.sleep(60)
 """
-    options = ("--max-restarts", "100", "--ft-set", "health.checks={gpu.driver: warn}")
+    many = ("--max-restarts", "100", "--ft-set", "restart.max_in_window=0")
+    options = (*many, "--ft-set", "health.checks={gpu.driver: warn}")
     most = 0
     with job(tmp_path, fake, *options, "--ft-set", "health.deadline_before_round=0.3", code=code) as run:
         hung_at = time.monotonic()

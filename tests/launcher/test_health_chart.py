@@ -13,6 +13,7 @@ from ftrun.launcher.health_chart import (
     find_fatal,
     find_reason_to_stop,
     find_sick_slots,
+    find_slots_of,
     needs_second_look,
     take_in,
 )
@@ -229,6 +230,21 @@ def test_slots_to_leave_out(results: list[Result], sick: frozenset[int] | None) 
     """Only where nothing but the GPUs of some workers is to blame."""
     chart, _ = after(results)
     assert find_sick_slots(chart) == sick
+
+
+@pytest.mark.parametrize(
+    ("chart", "gpus", "slots"),
+    [
+        (TWO_GPUS, {"GPU-b"}, {1}),
+        (TWO_GPUS, {"GPU-z"}, set()),
+        (replace(TWO_GPUS, slot_count=4), {"GPU-b"}, {1, 3}),
+        (replace(TWO_GPUS, devices=None), {"GPU-b"}, set()),
+    ],
+    ids=["one", "of another node", "shared by two workers", "not known here"],
+)
+def test_slots_of_gpus_that_the_job_goes_on_without(chart: Chart, gpus: set[str], slots: set[int]) -> None:
+    """By UUID, whatever their numbers are now."""
+    assert find_slots_of(chart, frozenset(gpus)) == slots
 
 
 @pytest.mark.parametrize(("times", "is_out"), [(2, False), (3, True)])
