@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from ftrun.launcher import exchange, exit_codes, health, node_state, process
+from ftrun.launcher.account import Account
 from ftrun.launcher.aftermath import Aftermath
 from ftrun.launcher.control import ControlError, Progress
 from ftrun.launcher.hangs import Hangs, Record
@@ -31,13 +32,12 @@ from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.standby import Standby
 from ftrun.launcher.standby_pool import StandbyPool
 from ftrun.launcher.watcher import Watcher
-from ftrun.launcher.workers import Worker
+from ftrun.launcher.workers import Worker, exited_event
 from ftrun.monitor import events
 from ftrun.monitor.heartbeats import RankHeartbeats
-from ftrun.monitor.incident import Incident
+from ftrun.monitor.incident import FaultReport, Incident
 from ftrun.monitor.log import sentence
 from ftrun.monitor.process_tree import children
-from ftrun.monitor.signal_names import signal_name
 from ftrun.monitor.wire import ControlRequest, WorkloadAction
 
 _SCOUT_EVERY_S = 10.0
@@ -72,6 +72,7 @@ class Agent:
         membership: Membership,
         rounds: Rounds,
         hangs: Hangs,
+        account: Account,
         node_health: health.NodeHealth,
         mailbox: Mailbox[Note],
         pool: StandbyPool,
@@ -86,6 +87,7 @@ class Agent:
         self._membership = membership
         self._rounds = rounds
         self._hangs = hangs
+        self._account = account
         self._health = node_health
         self._mailbox = mailbox
         self._pool = pool
@@ -201,8 +203,13 @@ class Agent:
         name = action.name.title().replace("_", "")  # as nvidia-resiliency-ext writes it
         what = events.RequestReceived(round_number, request.global_rank, name, request.description)
         self._record(what, durable=True)
-        code = _REQUESTED_CODES.get(action)
-        if code is not None and self.state.phase is not Phase.ENDED:
+        if self.state.phase is Phase.ENDED:
+            return
+        if action is WorkloadAction.REPORT_FAULT:
+            report = FaultReport.parse(request.global_rank, request.description)
+            if report is not None:
+                self._advance(node_state.Reported(report))
+        elif (code := _REQUESTED_CODES.get(action)) is not None:
             is_for_node = action is WorkloadAction.EXCLUDE_THIS_NODE
             self._advance(node_state.StopRequested(code, sentence(what), is_for_node))
 
@@ -254,6 +261,7 @@ class Agent:
         is_stopping = self.state.phase is Phase.STOPPING
         for worker in self._rounds.poll(now, is_stopping):
             self._note_exit(worker)
+        self._account.look(self.state, now)
         if self.state.phase is Phase.STOPPING and self._is_all_gone():
             self._record(
                 events.RoundStopped(
@@ -301,18 +309,7 @@ class Agent:
         self._pool.forget(worker.standby)
         if self.state.phase is Phase.RUNNING or self.state.phase is Phase.STOPPING:
             self._advance(node_state.RankExited(worker.local_rank, worker.rank, exit_code))
-        self._record(
-            events.WorkerExited(
-                self.state.round_number,
-                worker.rank,
-                worker.local_rank,
-                worker.pid,
-                exit_code,
-                signal_name(exit_code),
-                worker.is_stopped_by_agent,
-                worker.page.read().steps,
-            )
-        )
+        self._record(exited_event(worker, self.state.round_number))
 
     def _advance(self, event: node_state.Event) -> None:
         self.state, actions = advance(self.state, event, self._clock(), self._graces)
@@ -348,7 +345,7 @@ class Agent:
         self._progressed = set()
         self._hangs.forget()
         self._membership.begin_round()
-        self._aftermath.begin_round(plan, self._membership.judgement)
+        self._aftermath.begin_round(plan, self._membership.judgement, self._clock())
         try:
             self._rounds.open(plan, self._membership.run_id)
         except OSError as error:

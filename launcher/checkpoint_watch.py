@@ -15,6 +15,7 @@ from ftrun.launcher.checkpoint_choice import SkippedCheckpoint, WholeCheckpoints
 from ftrun.launcher.checkpoint_evidence import WHOLE, Share
 from ftrun.launcher.messages import SeenCheckpoint
 from ftrun.launcher.model import Plan
+from ftrun.launcher.round_account import DiskSave
 from ftrun.monitor import events
 
 _OFFERED = 3
@@ -46,8 +47,19 @@ class CheckpointWatch:
         self._has_seen_any = False
         self._offered: tuple[SeenCheckpoint, ...] = ()
         self._scout: threading.Thread | None = None
-        self.newest: str | None = None
+        self._newest: SeenCheckpoint | None = None
+
+    @property
+    def newest(self) -> str | None:
         """Path of the newest whole checkpoint, as far as `scout` has seen."""
+        return None if self._newest is None else self._newest.path
+
+    def newest_on_disk(self) -> DiskSave | None:
+        """The same with its age, by the file system's clock."""
+        seen = self._newest
+        if seen is None or not seen.saved_ns:
+            return None
+        return DiskSave(seen.path, seen.step, time.time() - seen.saved_ns / 1e9)
 
     def offer(self, avoided: Collection[str] = (), has_saved: bool = False) -> CheckpointOffer:
         """Look before a round; `has_saved` says that the script has reported a checkpoint in the last one."""
@@ -75,7 +87,7 @@ class CheckpointWatch:
 
     def _look_for_newest(self, avoided: Collection[str]) -> None:
         whole = self._checkpoints.look(1, avoided, self._share, _SCOUT_TIMEOUT_S, is_background=True)
-        self.newest = whole.seen[0].path if whole.seen else None
+        self._newest = whole.seen[0] if whole.seen else None
 
     def _tell(self, whole: WholeCheckpoints) -> None:
         """Each finding once, not at every restart."""

@@ -17,14 +17,13 @@ from ftrun.healthchecks.children import running_pids
 from ftrun.launcher import environment, numa
 from ftrun.launcher.checkpoint_watch import CheckpointWatch
 from ftrun.launcher.config import LaunchOptions
-from ftrun.launcher.evidence import OomCounter, read_error_file
+from ftrun.launcher.evidence import Ends, Gatherer, evidence_event, is_worth_keeping
 from ftrun.launcher.logs import RoundLogs, RunLogs
 from ftrun.launcher.messages import SeenCheckpoint
 from ftrun.launcher.model import Plan
 from ftrun.launcher.output import OutputPump
 from ftrun.launcher.placement import Placement
 from ftrun.launcher.ports import listen
-from ftrun.launcher.process import ExitStatus
 from ftrun.launcher.reach import StoreCheck
 from ftrun.launcher.store import StoreHost
 from ftrun.launcher.watchdog import Watchdog
@@ -32,7 +31,7 @@ from ftrun.launcher.workers import Streams, Worker, WorkerGroup
 from ftrun.monitor import events
 from ftrun.monitor.culprits import Stack, read_stack
 from ftrun.monitor.flight_recorder import ask_flight_recorder
-from ftrun.monitor.incident import Evidence, RankExit
+from ftrun.monitor.incident import Evidence, FaultReport
 from ftrun.monitor.liveness import Verdict
 from ftrun.monitor.page import PageSnapshot
 from ftrun.monitor.stacks import Outcome, StackRequest, request_stacks
@@ -90,7 +89,7 @@ class Rounds:
         logs: RunLogs,
         pump: OutputPump,
         store: StoreHost,
-        oom: OomCounter,
+        evidence: Gatherer,
         watchdog: Watchdog,
         store_check: StoreCheck,
         checkpoints: CheckpointWatch | None,
@@ -101,12 +100,12 @@ class Rounds:
         self._logs = logs
         self._pump = pump
         self._store = store
-        self._oom = oom
+        self._evidence = evidence
         self._watchdog = watchdog
         self._store_check = store_check
         self._record = record
-        self._oom_kills_before = 0
         self._checkpoints = checkpoints
+        self.newest_on_disk = checkpoints.newest_on_disk if checkpoints is not None else lambda: None
         self._avoided: tuple[str, ...] = ()
         self._has_reported_save = False
         self._listener: socket.socket | None = None
@@ -114,7 +113,7 @@ class Rounds:
         self.plan: Plan | None = None
         self.placement = Placement(())
         """Of the next round's workers; set before `open`."""
-        self.poll = group.poll
+        self.keep = evidence.keep
         self.end = group.end
         self.pass_on = group.pass_on
 
@@ -122,6 +121,12 @@ class Rounds:
     def workers(self) -> tuple[Worker, ...]:
         """Workers of the round, ended ones included; none between rounds."""
         return self._group.workers
+
+    def poll(self, now: float, is_stopping: bool) -> list[Worker]:
+        """Workers that ended since the last call."""
+        ended = self._group.poll(now, is_stopping)
+        self._evidence.note_exits(ended)
+        return ended
 
     def pages(self) -> tuple[PageSnapshot, ...]:
         """Progress of each worker of the round."""
@@ -181,7 +186,6 @@ class Rounds:
         if self._checkpoints is not None:
             self._checkpoints.begin_round(plan)
         self._saved = self._count_saved()
-        self._oom_kills_before = self._oom.read() or 0
         self._store.close()  # the last round's; now all ranks of that have ended
         self._start_workers(plan, run_id)
         if plan.ranks.group_rank == 0 and self._listener is not None:
@@ -227,6 +231,7 @@ class Rounds:
             variables[local_rank] |= self._watchdog.environment(local_rank)
         self._watchdog.begin_round()
         logs = self._logs.for_round(plan.round_number, variables)
+        self._evidence.begin_round(plan, _directory_of(logs))
         streams = self._open_streams(logs)
         for local_rank, target in logs.by_local_rank.items():
             variables[local_rank] |= target.environment
@@ -262,6 +267,7 @@ class Rounds:
                 plan.resume_step,
                 plan.nodes,
                 plan.spares,
+                plan.is_resume_known,
             )
         )
         for worker in self.workers:
@@ -273,6 +279,7 @@ class Rounds:
                     worker.pid,
                     worker.is_warm,
                     worker.standby.origin,
+                    worker.page.path,
                 )
             )
 
@@ -318,49 +325,29 @@ class Rounds:
         self._store_check.end()
         self._pump.drain(_DRAIN_S)
         workers, pages = self.workers, self._group.snapshots()
+        self._count_saved()  # a round can end before the loop has turned since its first save
+        self._evidence.note_end(workers)
         self._note_longest(self.plan.round_number)
         statuses = self._group.collect()
         _remove_empty(worker.stacks_file for worker in workers)
         if self.plan.ranks.local_world_size == self.plan.ranks.world_size:
             self._store.close()  # otherwise ranks of other nodes may still ask it
         self._pump.close_round()
-        oom_kills = max(0, (self._oom.read() or 0) - self._oom_kills_before)
-        return Evidence(
-            node=self._setting.node,
-            round_number=self.plan.round_number,
-            exits=tuple(
-                self._exit_of(worker, statuses[worker.local_rank], pages[worker.local_rank].steps, seen_at)
-                for worker in workers
-            ),
-            has_progressed=any(page.has_progressed for page in pages.values()),
-            oom_kills=oom_kills,
-            hang=hang,
-            memory_limit_bytes=self._oom.limit_bytes(),
-            start_failure=start_failure,
-            unreachable=unreachable,
-            wall_offset_s=time.time() - time.monotonic(),
-        )
+        tails = {worker.local_rank: self._pump.tail(worker.local_rank) for worker in workers}
+        evidence = self._evidence.gather(Ends(workers, statuses, pages, tails), seen_at)
+        return replace(evidence, hang=hang, start_failure=start_failure, unreachable=unreachable)
+
+    def note(self, evidence: Evidence, report: FaultReport | None) -> Evidence:
+        """Keep and journal what `close` has given, and what the script reported; says where it is kept."""
+        evidence = self._evidence.with_report(evidence, report)
+        if not is_worth_keeping(evidence):
+            return evidence
+        evidence = self.keep(evidence)
+        self._record(evidence_event(evidence))
+        return evidence
 
     def _note_longest(self, round_number: int) -> None:
         self._record(to_event(self._watchdog.end_round(), round_number))
-
-    def _exit_of(self, worker: Worker, status: ExitStatus, steps: int, seen_at: float) -> RankExit:
-        error = read_error_file(Path(worker.error_file)) if status.code != 0 else None
-        found = RankExit(
-            rank=worker.rank,
-            local_rank=worker.local_rank,
-            pid=worker.pid,
-            exit_code=status.code,
-            exited_at=worker.exited_at,
-            is_stopped_by_agent=worker.is_stopped_by_agent,
-            error=error,
-            error_file=worker.error_file if error is not None else "",
-            stderr_tail=self._pump.tail(worker.local_rank),
-            max_rss_bytes=status.max_rss_bytes,
-            steps=steps,
-        )
-        # It had failed by itself before it was told to stop, and was only slow to end.
-        return replace(found, is_stopped_by_agent=worker.is_stopped_by_agent and found.failed_at > seen_at)
 
     def discard(self) -> None:
         """Take down what is left without asking how it ended; for the end of the job."""
@@ -374,6 +361,12 @@ class Rounds:
         self._close_listener()
         self._store.close()
         self._pump.close_round()
+
+
+def _directory_of(logs: RoundLogs) -> Path | None:
+    """The round's own; where a plug-in decides, that of the first rank's error file."""
+    first = next(iter(logs.by_local_rank.values()), None)
+    return logs.directory or (None if first is None else first.error_file.parent)
 
 
 def _read_text(path: str) -> str:

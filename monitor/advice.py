@@ -63,8 +63,8 @@ def how_it_saves(run: Run, ledger: Ledger) -> Saving | None:
     blocking: list[float] = []
     for one in run.rounds:
         saves = max((node.shift.saves for node in one.shifts), key=len, default=())
-        numbers = sorted(save.step for save in saves if save.step is not None)
-        intervals += [b - a for a, b in pairwise(numbers) if b > a]
+        known = sorted((save.step, save.count) for save in saves if save.step is not None)
+        intervals += [round((b - a) / count) for (a, _), (b, count) in pairwise(known) if b > a]
         blocking += [save.blocking_s for save in saves if save.blocking_s > 0]
     if not intervals or not steps or not nodes or active_s <= 0:
         return None

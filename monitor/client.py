@@ -18,6 +18,8 @@ RESUME_VARIABLE = "FTRUN_RESUME_FROM"
 _LAUNCHER_VARIABLE = "FT_LAUNCHER_IPC_SOCKET"
 _REQUEST_TIMEOUT_S = 10.0
 _MAX_REASON_CHARACTERS = 4000
+REPORTABLE = ("nan_loss", "checkpoint_load", "checkpoint_save", "data_loader")
+"""Kinds of incident that a script may report: what it sees before, or better than, its launcher."""
 
 
 heartbeat = make_beat(attached)
@@ -50,17 +52,23 @@ class section:
 
 
 def checkpoint_saved(
-    path: str | os.PathLike[str], step: int | None = None, has_checksums: bool = True
+    path: str | os.PathLike[str],
+    step: int | None = None,
+    has_checksums: bool = True,
+    blocking_s: float | None = None,
 ) -> None:
     """Says that the checkpoint at `path` is wholly on disk; `step` is the step that it holds.
 
     To be called by every rank, also those that have only written a part of it. In the background, and without
     disturbing training, each then leaves the checksums of its own files beside them: by these a checkpoint is
     found to be damaged before it is loaded. With `has_checksums=False` none are made.
+
+    `blocking_s` says for how many seconds training stood still for it. Without it, a call on the main thread
+    counts the time since the last step, and one on another thread, as after an asynchronous save, none.
     """
     page = attached()
     if page is not None:
-        page.mark_checkpoint(os.path.abspath(path), step)
+        page.mark_checkpoint(os.path.abspath(path), step, blocking_s)
         rank = os.environ.get("RANK", "")
         if has_checksums and rank.isdecimal():
             _order_manifest(os.path.abspath(path), step, int(rank))
@@ -83,6 +91,21 @@ def request_stop(reason: str) -> bool:
 def exclude_this_node(reason: str) -> bool:
     """Asks ftrun to go on without this node, e.g. since its results are wrong. Returns as `request_stop`."""
     return _request("EXCLUDE_THIS_NODE", reason)
+
+
+def report_fault(kind: str, reason: str) -> bool:
+    """Says that training cannot go on from here, for a fault that only the script can see.
+
+    `kind` is "nan_loss", "checkpoint_load", "checkpoint_save" or "data_loader". The round ends on all nodes,
+    and ftrun decides as after any failure: mostly to begin again from the newest checkpoint, or from an older
+    one if that came to the same end before. Returns as `request_stop`.
+
+    Raises:
+        ValueError: there is no such kind to be reported.
+    """
+    if kind not in REPORTABLE:
+        raise ValueError(f"report_fault: kind is {kind!r}; expected is one of {', '.join(REPORTABLE)}")
+    return _request("REPORT_FAULT", f"{kind}: {reason}")
 
 
 def is_running_under_ftrun() -> bool:

@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ftrun.monitor.account_events import CheckpointSaved as CheckpointSaved
+from ftrun.monitor.account_events import JournalReduced as JournalReduced
+from ftrun.monitor.account_events import LogsDropped as LogsDropped
+from ftrun.monitor.account_events import MetricsDegraded as MetricsDegraded
+from ftrun.monitor.account_events import MetricsServed as MetricsServed
 from ftrun.monitor.account_events import ProgressObserved as ProgressObserved
 from ftrun.monitor.account_events import RunConfigured as RunConfigured
 from ftrun.monitor.checkpoint_events import CheckpointQuarantined as CheckpointQuarantined
@@ -24,6 +28,7 @@ from ftrun.monitor.checkpoint_events import CheckpointUnverified as CheckpointUn
 from ftrun.monitor.event import Event as Event
 from ftrun.monitor.event import JsonValue as JsonValue
 from ftrun.monitor.event import LocalRank, Pid, Rank, Reason, RestartCount, Round
+from ftrun.monitor.evidence_events import EvidenceGathered as EvidenceGathered
 from ftrun.monitor.hang_events import GraceEnded as GraceEnded
 from ftrun.monitor.hang_events import HangDetected as HangDetected
 from ftrun.monitor.hang_events import HeartbeatsDegraded as HeartbeatsDegraded
@@ -63,6 +68,7 @@ class RunStarted(Event):
     agent_pid: Annotated[int, "Process id of the agent."]
     ftrun_version: Annotated[str, "Version of ftrun."]
     python_version: Annotated[str, "Version of the agent's Python."]
+    max_restarts: Annotated[int | None, "Restarts of the job that are allowed (--max-restarts)."] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,9 @@ class RoundClosed(Event):
     resume_step: Annotated[int | None, "Step of that checkpoint; null if its name tells none."]
     nodes: Annotated[tuple[str, ...], "Nodes of the round, in group-rank order."]
     spares: Annotated[tuple[str, ...], "Nodes that have joined and have no part in it."]
+    is_resume_known: Annotated[
+        bool, "The launcher knows where checkpoints are, so that none means a start from nothing."
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,7 @@ class WorkerStarted(Event):
     pid: Pid
     is_warm: Annotated[bool, "It had done its imports as a standby."]
     reason: Annotated[str, "Why it was warm or cold."]
+    page: Annotated[str, "Where its page can be read on this node while the agent lives."] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +209,10 @@ class WorkerExited(Event):
     signal_name: Annotated[str | None, "Name of that signal; null for an ordinary exit."]
     is_stopped_by_agent: Annotated[bool, "The agent had already begun to stop the group."]
     steps: Annotated[int, "Optimizer steps (or heartbeats) in this round."]
+    since_start_s: Annotated[float | None, "Seconds since it began to run the script; null if not."] = None
+    last_step: Annotated[int | None, "The script's own step number; null if it reports none."] = None
+    beat_age_s: Annotated[float | None, "Seconds since its last step or heartbeat; null if none."] = None
+    sections: Annotated[tuple[str, ...], "What the script was in, by its sections, outermost first."] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +297,9 @@ class RecoveryCompleted(Event):
     checkpoint_age_s: Annotated[
         float | None, "Seconds from the checkpoint's save until the failure was seen; null if unknown."
     ] = None
+    rendezvous_s: Annotated[
+        float | None, "Of `start_s`, seconds until the new round was closed, a pause included; null: unknown."
+    ] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +356,11 @@ class NumaDegraded(Event):
 
 @dataclass(frozen=True, slots=True)
 class LogLocated(Event):
-    """Where the workers' log files are."""
+    """Where this run keeps what it writes."""
 
     kind: ClassVar[str] = "log.located"
-    path: Annotated[str, "Directory of the log files."]
+    path: Annotated[str, "Directory below which the workers' log files are."]
+    run_dir: Annotated[str, "The run directory: journals, and the logs unless --log-dir says otherwise."] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,9 +391,10 @@ VOCABULARY: tuple[type[Event], ...] = (
     RestartDecided, RecoveryCompleted, SignalReceived, SignalForwarded, OutputDegraded, StoreFailed,
     GuardDegraded, NumaDegraded, LogLocated, RunEnded,
     HangDetected, StacksSaved, GraceEnded, RequestReceived, TimeoutsCalculated, TimeoutsObserved,
-    HeartbeatsDegraded,
+    HeartbeatsDegraded, EvidenceGathered,
     StoreConnected, StoreAwaited, StoreLost, StoreDegraded, NodeJoined, NodeLost, NodeLeft, NodeRefused,
     NodeParked, RendezvousAwaited, RoundStopOrdered,
     HealthChanged, HealthCheckDelayed, GpuMemoryAwaited, NodeExcluded, ExclusionSuspended, SlotsReduced,
-    RunConfigured, ProgressObserved, CheckpointSaved,
+    RunConfigured, ProgressObserved, CheckpointSaved, MetricsServed, MetricsDegraded,
+    LogsDropped, JournalReduced,
 )  # fmt: skip

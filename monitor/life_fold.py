@@ -29,6 +29,7 @@ _NOTED = frozenset(
         ev.RoundFailed, ev.RoundStopOrdered, ev.GraceEnded, ev.RequestReceived, ev.HeartbeatsDegraded,
         ev.StoreLost, ev.StoreDegraded, ev.NodeLost, ev.NodeLeft, ev.NodeRefused, ev.HealthChanged,
         ev.HealthCheckDelayed, ev.GpuMemoryAwaited, ev.NodeExcluded, ev.ExclusionSuspended, ev.SlotsReduced,
+        ev.LogsDropped, ev.JournalReduced, ev.MetricsDegraded,
     )
 )  # fmt: skip
 

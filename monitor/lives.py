@@ -29,6 +29,8 @@ class Save:
     step: int | None
     blocking_s: float
     """Seconds in which training stood still for it; 0 if that is not known."""
+    count: int = 1
+    """Saves that this one stands for, itself included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Shift:
     restart_count: int
     resume_from: str
     resume_step: int | None
+    is_resume_known: bool
+    """The launcher knew where checkpoints are."""
     ranks: tuple[int, ...]
     cold_reason: str
     """Why a worker had not done its imports before; "" if all had."""
@@ -70,6 +74,8 @@ class Shift:
     """Lowest step that a worker reported with its first progress."""
     steps: int | None
     """Steps done in the round, of the worker that did most."""
+    steps_before: int | None
+    """Steps of the job before the round: those that the script had come to, less those done in the round."""
     observed_at: float | None
     """When the agent last said how far it had come."""
     moved_at: float | None

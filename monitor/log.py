@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from ftrun.monitor import events as ev
+from ftrun.monitor.account_sentences import account_sentence
 from ftrun.monitor.records import Record, to_json
 
 if TYPE_CHECKING:
@@ -35,11 +36,10 @@ _ALWAYS = (
     ev.GraceEnded, ev.RoundFailed, ev.StacksSaved, ev.RequestReceived, ev.HeartbeatsDegraded,
     ev.StoreAwaited, ev.StoreLost, ev.StoreDegraded, ev.NodeLost, ev.NodeLeft, ev.NodeRefused, ev.NodeParked,
     ev.RendezvousAwaited, ev.HealthCheckDelayed, ev.GpuMemoryAwaited, ev.NodeExcluded, ev.ExclusionSuspended,
-    ev.SlotsReduced,
+    ev.SlotsReduced, ev.MetricsServed, ev.MetricsDegraded, ev.LogsDropped, ev.JournalReduced,
 )  # fmt: skip
 _DETAIL = (
-    ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.ProgressObserved,
-    ev.UnknownEvent,
+    ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent,
 )  # fmt: skip
 
 
@@ -95,6 +95,8 @@ def level_of(event: ev.Event) -> int:
     if isinstance(event, ev.RunEnded):
         has_news = event.exit_code != 0 or event.restart_count > 0
         return WARNING if has_news else INFO
+    if isinstance(event, ev.ProgressObserved):
+        return WARNING if event.is_told else DEBUG
     if isinstance(event, ev.HealthChanged):
         return _level_of_health(event)
     if isinstance(event, ev.RoundClosed):
@@ -124,6 +126,7 @@ def sentence(event: ev.Event) -> str:
     """The event in words, one line, without the time."""
     text = _job_sentence(event) or _worker_sentence(event) or _hang_sentence(event)
     text = text or _node_sentence(event) or _health_sentence(event) or _trouble_sentence(event)
+    text = text or account_sentence(event)
     # A line break in a path or an exception's text must not make a second, unmarked line.
     return " ".join(text.split("\n")) if text else f"{event.kind}: {event}"
 
@@ -161,9 +164,6 @@ def _job_sentence(event: ev.Event) -> str:
             return f"passed {event.signal_name} on to {_ranks(event.ranks)}{skipped}"
         case ev.LogLocated():
             return f"logs of the workers: {event.path}"
-        case ev.RunConfigured():
-            settings = zip(event.names, event.values, strict=False)
-            return f"configured: {', '.join(f'{name} {value}' for name, value in settings) or 'nothing'}"
         case ev.RunEnded():
             restarts = f"{event.restart_count} {_plural('restart', event.restart_count)}"
             after = f"after {event.duration_s:.1f} s, {restarts}"
@@ -192,14 +192,6 @@ def _worker_sentence(event: ev.Event) -> str:
             step = "" if event.step is None else f" (step {event.step})"
             first = f"made its first progress of round {event.round}{step}"
             return f"rank {event.rank} {first} after {event.since_start_s:.2f} s"
-        case ev.ProgressObserved():
-            step = "" if event.step is None else f" (step {event.step})"
-            ago = f"the last {event.since_progress_s:.1f} s ago"
-            return f"{event.steps} {_plural('step', event.steps)} done in round {event.round}{step}, {ago}"
-        case ev.CheckpointSaved():
-            step = "" if event.step is None else f" of step {event.step}"
-            took = "" if event.blocking_s is None else f"; training stood still for {event.blocking_s:.2f} s"
-            return f"checkpoint{step} is saved: {event.path}{took}"
         case ev.WorkerExited():
             how = f"by {event.signal_name}" if event.signal_name else f"with exit code {event.exit_code}"
             stopped = ", stopped by the agent" if event.is_stopped_by_agent else ""
@@ -217,6 +209,10 @@ def _hang_sentence(event: ev.Event) -> str:
             where = f" in {event.files[0].rpartition('/')[0]}" if event.files else ""
             missing = f"; {_ranks(event.missing_ranks)} did not answer" if event.missing_ranks else ""
             return f"stacks of {_ranks(event.ranks)} saved{where}{missing}"
+        case ev.EvidenceGathered():
+            full = [one for one in event.spaces if " is full" in one]
+            told = f": {event.oom_kills} OOM kills" if event.oom_kills else ""
+            return f"evidence of round {event.round} is in {event.file or 'no file'}{told}{_listed(full)}"
         case ev.GraceEnded():
             return f"rank {event.rank} cannot act on SIGTERM; ended {event.after_s:.2f} s after it was asked"
         case ev.RequestReceived():
@@ -235,6 +231,10 @@ def _hang_sentence(event: ev.Event) -> str:
         case ev.HeartbeatsDegraded():
             return f"heartbeats of nvidia-resiliency-ext's clients are not served: {event.reason}"
     return ""
+
+
+def _listed(sentences: Sequence[str]) -> str:
+    return "".join(f"; {sentence}" for sentence in sentences)
 
 
 def _node_sentence(event: ev.Event) -> str:
@@ -337,13 +337,19 @@ def _decision_sentence(event: ev.RestartDecided) -> str:
     if event.action != "restart":
         return f"{event.action}: {event.reason}"
     count = f"restart {event.restart_count} of {event.max_restarts}"
-    # A start after a round that never began is none of the restarts, and says its own number.
-    has_count = event.reason.startswith((count, "start "))
+    # A start after a round that never began is none of the restarts, nor is one that was said not to count.
+    has_count = event.reason.startswith((count, "start ", "restart that does not count"))
     return event.reason if has_count else f"{count}: {event.reason}"
+
+
+_LONG_RENDEZVOUS_S = 0.05
+"""From here on it is worth a word: of one node alone it takes a millisecond."""
 
 
 def _recovery_sentence(event: ev.RecoveryCompleted) -> str:
     parts = f"stop {event.stop_s:.2f}, start {event.start_s:.2f}, first step {event.first_step_s:.2f}"
+    if event.rendezvous_s is not None and event.rendezvous_s >= _LONG_RENDEZVOUS_S:
+        parts = parts.replace(", first", f" of which {event.rendezvous_s:.2f} rendezvous, first")
     if event.detect_s is not None:
         parts = f"detect {event.detect_s:.2f}, {parts}"
     steps = event.steps_redone

@@ -1,5 +1,7 @@
 """The agent's side of a worker's shared-memory page: makes it and reads what the worker has marked.
 
+Others on the node may read it too, without the agent or the worker knowing (`PageView.open`).
+
 The page says what happened; whether that is enough is judged elsewhere. The layout is `page_writer`'s.
 """
 
@@ -36,6 +38,10 @@ class PageSnapshot:
     checkpoint_step: int | None = None
     checkpoint_path: str | None = None
     """The last of them, absolute."""
+    checkpoint_at: float | None = None
+    """When it was reported."""
+    checkpoint_blocking_s: float | None = None
+    """How long training stood still for it; None if it did not, or if that is unknown."""
     bytecode_changes: int = 0
     """At how many looks of the worker's sampler the main thread had run bytecode since the look before."""
     main_thread_cpu_s: float = 0.0
@@ -59,27 +65,37 @@ class PageSnapshot:
         return self.first_progress_at is not None
 
 
-class Page:
-    """One worker's page, as its maker sees it."""
+class PageView:
+    """One worker's page, to be read."""
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.path = f"/proc/{os.getpid()}/fd/{fd}"
-        """Value of FTRUN_PAGE for the worker; valid while this process lives and keeps `fd`."""
-        self._memory = mmap.mmap(fd, layout.PAGE_BYTES)
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
         self._last_sections = _NO_SECTIONS
 
     @classmethod
-    def create(cls) -> Page:
-        """A new page without any progress, in memory that no file system names."""
-        fd = os.memfd_create("ftrun-page", os.MFD_CLOEXEC)
-        os.ftruncate(fd, layout.PAGE_BYTES)
-        os.pwrite(fd, layout.HEADER, 0)
-        return cls(fd)
+    def open(cls, path: str) -> PageView:
+        """A page that another process has made, by its `Page.path`; nothing can be written to it.
+
+        Raises:
+            PageError: there is something else, or a page of another version.
+            OSError: it cannot be opened: that process is gone, or is another user's.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            found = os.pread(fd, len(layout.HEADER), 0)
+            if found != layout.HEADER or os.fstat(fd).st_size != layout.PAGE_BYTES:
+                raise layout.PageError(f"{path} is not a page of this version: it begins with {found!r}")
+            return cls(mmap.mmap(fd, layout.PAGE_BYTES, access=mmap.ACCESS_READ))
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Gives the memory back; the page must not be used again."""
+        self._memory.close()
 
     def read(self) -> PageSnapshot:
         """What the page says now."""
-        checkpoints, checkpoint_step, path = self._read_checkpoint()
+        checkpoints, checkpoint_step, path, saved_at, blocking_s = self._read_checkpoint()
         sections, sections_opened, section_closed_at = self._read_sections()
         return PageSnapshot(
             steps=max(self._count(layout.STEPS), self._count(layout.HEARTBEATS)),
@@ -91,6 +107,8 @@ class Page:
             checkpoints=checkpoints,
             checkpoint_step=checkpoint_step,
             checkpoint_path=path,
+            checkpoint_at=saved_at,
+            checkpoint_blocking_s=blocking_s,
             bytecode_changes=self._count(layout.BYTECODE_CHANGES),
             main_thread_cpu_s=self._unpack(layout.SECONDS, layout.MAIN_THREAD_CPU_S),
             sampler_at=self._time(layout.SAMPLER_AT),
@@ -100,17 +118,18 @@ class Page:
             section_closed_at=section_closed_at,
         )
 
-    def _read_checkpoint(self) -> tuple[int, int | None, str | None]:
-        """Count, step and path; neither step nor path if the writer is busy, or died, while it wrote them."""
+    def _read_checkpoint(self) -> tuple[int, int | None, str | None, float | None, float | None]:
+        """Count, step, path, when and for how long; only the count if the writer is busy, or died, at it."""
         for _ in range(_READ_ATTEMPTS):
             before = self._count(layout.PATH_SEQUENCE)
             length = min(self._count(layout.PATH_BYTES), layout.PATH_CAPACITY)
             encoded = self._memory[layout.PATH : layout.PATH + length]
             step = self._step(layout.CHECKPOINT_STEP)
             count = self._count(layout.CHECKPOINTS)
+            times = self._time(layout.CHECKPOINT_AT), self._time(layout.CHECKPOINT_BLOCKING_S)
             if before % 2 == 0 and before == self._count(layout.PATH_SEQUENCE):
-                return count, step, os.fsdecode(encoded) or None
-        return self._count(layout.CHECKPOINTS), None, None
+                return count, step, os.fsdecode(encoded) or None, *times
+        return self._count(layout.CHECKPOINTS), None, None, None, None
 
     def _read_sections(self) -> tuple[tuple[OpenSection, ...], int, float | None]:
         """Open sections, how many were opened, when the last was closed; as before while they are written."""
@@ -143,7 +162,25 @@ class Page:
         value: float = field.unpack_from(self._memory, offset)[0]
         return value
 
+
+class Page(PageView):
+    """One worker's page, as its maker has it."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(mmap.mmap(fd, layout.PAGE_BYTES))
+        self.fd = fd
+        self.path = f"/proc/{os.getpid()}/fd/{fd}"
+        """Value of FTRUN_PAGE for the worker; valid while this process lives and keeps `fd`."""
+
+    @classmethod
+    def create(cls) -> Page:
+        """A new page without any progress, in memory that no file system names."""
+        fd = os.memfd_create("ftrun-page", os.MFD_CLOEXEC)
+        os.ftruncate(fd, layout.PAGE_BYTES)
+        os.pwrite(fd, layout.HEADER, 0)
+        return cls(fd)
+
     def close(self) -> None:
         """Gives memory and descriptor back; the page must not be used again."""
-        self._memory.close()
+        super().close()
         os.close(self.fd)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 from _thread import RLock
 from collections.abc import Callable
 from time import monotonic
@@ -38,6 +39,7 @@ CHECKPOINTS, CHECKPOINT_STEP, PATH_SEQUENCE, PATH_BYTES = 64, 72, 80, 88
 BYTECODE_CHANGES, MAIN_THREAD_CPU_S, SAMPLER_AT, SAMPLER_TID = 96, 104, 112, 120
 SECTIONS_SEQUENCE, SECTIONS_OWNER, SECTIONS_OPENED = 128, 136, 144
 SECTION_CLOSED_AT, SECTION_COUNT = 152, 160
+CHECKPOINT_AT, CHECKPOINT_BLOCKING_S = 168, 176
 SECTIONS = 256
 _REPORTED_STEP_WORD, _HEARTBEATS_WORD, _LAST_PROGRESS_WORD = (
     offset // 8 for offset in (REPORTED_STEP, HEARTBEATS, LAST_PROGRESS_AT)
@@ -112,18 +114,27 @@ class PageWriter:
         """Notes what a look at the main thread has shown (`ftrun.monitor.sampler`)."""
         _pack_sample(self.memory, BYTECODE_CHANGES, bytecode_changes, main_thread_cpu_s, monotonic())
 
-    def mark_checkpoint(self, path: str, step: int | None = None) -> None:
-        """Notes a checkpoint that is wholly saved; a path beyond 6,144 bytes is counted but not kept."""
+    def mark_checkpoint(self, path: str, step: int | None = None, blocking_s: float | None = None) -> None:
+        """Notes a checkpoint that is wholly saved; a path beyond 6,144 bytes is counted but not kept.
+
+        How long training stood still for it is `blocking_s`; None if the caller does not know. Then, on the
+        main thread, it is the time since the last progress; on another, the save has not stopped training.
+        """
         encoded = os.fsencode(path)
         if len(encoded) > PATH_CAPACITY:
             encoded = b""
+        now, moved_at = monotonic(), SECONDS.unpack_from(self.memory, LAST_PROGRESS_AT)[0]
+        if blocking_s is None:
+            blocking_s = now - moved_at if moved_at and _is_main_thread() else 0.0
         _begin(self.memory, PATH_SEQUENCE)
+        SECONDS.pack_into(self.memory, CHECKPOINT_AT, now)
+        SECONDS.pack_into(self.memory, CHECKPOINT_BLOCKING_S, max(0.0, blocking_s))
         self.memory[PATH : PATH + len(encoded)] = encoded
         UNSIGNED.pack_into(self.memory, PATH_BYTES, len(encoded))
         SIGNED.pack_into(self.memory, CHECKPOINT_STEP, 0 if step is None else int(step) + 1)
         _increase(self.memory, CHECKPOINTS)
         _increase(self.memory, PATH_SEQUENCE)
-        SECONDS.pack_into(self.memory, LAST_PROGRESS_AT, monotonic())
+        SECONDS.pack_into(self.memory, LAST_PROGRESS_AT, now)
         if not self._has_progressed:
             self.mark_first_progress()
 
@@ -216,6 +227,12 @@ def encode_section_name(name: str) -> bytes:
     if len(encoded) > MAX_SECTION_NAME_BYTES:
         encoded = encoded[:MAX_SECTION_NAME_BYTES].decode("utf-8", "ignore").encode()
     return encoded
+
+
+def _is_main_thread() -> bool:
+    """Without the import of threading, which costs more than all of this module: then nobody has a second."""
+    threading = sys.modules.get("threading")
+    return threading is None or threading.get_ident() == threading.main_thread().ident
 
 
 def _begin(memory: mmap.mmap | bytearray, sequence: int) -> None:

@@ -42,6 +42,7 @@ class ShiftFold:
         "_script_at",
         "_silent_s",
         "_steps",
+        "_steps_before",
         "_stop_began_at",
         "_stopped_at",
     )
@@ -56,6 +57,7 @@ class ShiftFold:
         self._progressed_at: float | None = None
         self._first_step: int | None = None
         self._steps = -1
+        self._steps_before: int | None = None
         self._observed_at: float | None = None
         self._moved_at: float | None = None
         self._hung_at: float | None = None
@@ -98,7 +100,9 @@ class ShiftFold:
     def progress_worker(self, at: float, line: Line) -> None:
         """`worker.progressed`."""
         since_s = number(line, "since_start_s") or 0.0
-        self.progress(at, worker_lines.ran_at(at, since_s), whole(line, "step"))
+        step = whole(line, "step")
+        known = step if step is not None and step >= 0 else None
+        self.progress(at, worker_lines.ran_at(at, since_s), known)
 
     def exit_worker(self, at: float, line: Line) -> None:
         """`worker.exited`."""
@@ -107,6 +111,9 @@ class ShiftFold:
     def observe_progress(self, at: float, line: Line) -> None:
         """`progress.observed`."""
         self.exit_worker(at, line)
+        step, steps = whole(line, "step"), whole(line, "steps")
+        if step is not None and steps is not None:
+            self._steps_before = step - steps
         since_s = number(line, "since_progress_s")
         if since_s is not None:
             self._observed_at, self._moved_at = at, at - max(0.0, since_s)
@@ -116,11 +123,14 @@ class ShiftFold:
         step = whole(line, "step")
         name: object = step if step is not None else text(line, "path")
         blocking_s = max(0.0, number(line, "blocking_s") or 0.0)
+        at -= max(0.0, number(line, "age_s") or 0.0)
+        count = max(1, whole(line, "count") or 1)
         known = self._saves.get(name)
         self._saves[name] = Save(
             at if known is None else max(known.at, at),
             step,
             blocking_s if known is None else max(known.blocking_s, blocking_s),
+            count if known is None else max(known.count, count),
         )
 
     def hang(self, at: float, line: Line) -> None:
@@ -168,12 +178,14 @@ class ShiftFold:
             restart_count=whole(line, "restart_count") or 0,
             resume_from=text(line, "resume_from"),
             resume_step=resume_step if resume_step is None or resume_step >= 0 else None,
+            is_resume_known=is_true(line, "is_resume_known"),
             ranks=tuple(sorted(self._ranks)),
             cold_reason=self._cold_reason,
             script_at=self._script_at,
             progressed_at=self._progressed_at,
             first_step=self._first_step,
             steps=self._steps if self._steps >= 0 else None,
+            steps_before=self._steps_before,
             observed_at=self._observed_at,
             moved_at=self._moved_at,
             hung_at=self._hung_at,

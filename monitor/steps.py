@@ -39,6 +39,8 @@ def _base(one: Round, is_first: bool) -> int | None:
     if not one.resume_from:
         if is_first and one.number == 0:
             return _reported_base(one) or 0
+        if any(node.shift.is_resume_known for node in one.shifts):
+            return 0
         accounts = [node.shift.recovered for node in one.shifts if node.shift.recovered is not None]
         if any(account.steps_redone is not None for account in accounts):
             return 0  # the agent knew where checkpoints would be, and there was none
@@ -46,6 +48,14 @@ def _base(one: Round, is_first: bool) -> int | None:
 
 
 def _reported_base(one: Round) -> int | None:
-    """The first progress that a script reports is made with the step after those that were done before."""
+    """The first progress that a script reports is made with the step after those that were done before.
+
+    The agent may hear of it some steps late. What the script had come to, less the steps counted, does not
+    have that fault, but is nonsense if the two count different things, such as parts of a batch.
+    """
     reported = [node.shift.first_step for node in one.shifts if node.shift.first_step is not None]
-    return max(0, min(reported) - 1) if reported else None
+    if not reported:
+        return None
+    first = max(0, min(reported) - 1)
+    counted = [node.shift.steps_before for node in one.shifts if node.shift.steps_before is not None]
+    return min((before for before in counted if 0 <= before <= first), default=first)

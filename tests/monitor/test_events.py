@@ -55,9 +55,10 @@ def test_event_has_a_sentence_of_its_own(event_type: type[Event]) -> None:
 
 def test_record_begins_with_version_times_node_and_kind() -> None:
     """The envelope is the documented one, and the event's fields stand beside it."""
-    line = to_json(Record(ts=1.5, at=2.5, node="n0", event=events.LogLocated(path="/logs")))
+    line = to_json(Record(ts=1.5, at=2.5, node="n0", event=events.LogLocated("/logs", "/run")))
     assert json.loads(line) == {
         "v": SCHEMA_VERSION, "ts": 1.5, "at": 2.5, "node": "n0", "event": "log.located", "path": "/logs",
+        "run_dir": "/run",
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,26 @@ def test_checkpoints_carry_path_and_step(page: Page) -> None:
     writer.mark_checkpoint("/" + "x" * layout.PATH_CAPACITY, 3)
     seen = page.read()
     assert (seen.checkpoints, seen.checkpoint_step, seen.checkpoint_path) == (3, 3, None)
+
+
+def test_a_save_tells_how_long_training_stood_still(page: Page) -> None:
+    """As the script says, else since the last step; a save on another thread has not stopped the main one."""
+    writer = PageWriter.open(page.path)
+    writer.mark_checkpoint("/c", 0)
+    assert page.read().checkpoint_blocking_s is None  # there was no step before it
+    writer.mark_optimizer_step()
+    moved_at = page.read().last_progress_at
+    writer.mark_checkpoint("/c", 1)
+    seen = page.read()
+    assert moved_at is not None
+    assert seen.checkpoint_at is not None
+    assert seen.checkpoint_blocking_s == pytest.approx(seen.checkpoint_at - moved_at)
+    thread = threading.Thread(target=writer.mark_checkpoint, args=("/c", 2))
+    thread.start()
+    thread.join()
+    assert (page.read().checkpoint_step, page.read().checkpoint_blocking_s) == (2, None)
+    writer.mark_checkpoint("/c", 3, blocking_s=12.5)
+    assert page.read().checkpoint_blocking_s == 12.5
 
 
 def test_a_half_written_path_is_not_read(page: Page) -> None:

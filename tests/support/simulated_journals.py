@@ -125,6 +125,9 @@ class Simulation:
                 redone = max(0, self._reached - base)
                 self.say_all(ev.RecoveryCompleted(number, "killed", 0, None, 0.1, 0.1, 0.1, 0.3, redone))
             self.spend(Bucket.PRODUCTIVE, kept * part.step_s)
+            if kept:
+                path, step = f"/c/step-{base + kept}", base + kept
+                self.say(self._nodes[0], ev.CheckpointSaved(number, 0, path, step, None))
             self.spend(Bucket.REDONE, (part.steps - kept) * part.step_s)
         self._end(number, part, is_last)
         self._reached, self._done = base + part.steps, base + kept
@@ -142,6 +145,10 @@ class Simulation:
                 node,
                 ev.WorkerExited(number, rank, rank % self._ranks, 100 + rank, code, None, False, part.steps),
             )
+        if part.steps:
+            silent_s = 0.0 if is_last else part.stop_s + part.silent_s
+            step = self._done + part.steps
+            self.say_all(ev.ProgressObserved(number, part.steps, step, silent_s))
         cause = "success" if is_last else "failure"
         self.say_all(ev.RoundStopped(number, cause, 0.0 if is_last else part.stop_s))
         if not is_last:
