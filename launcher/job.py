@@ -7,7 +7,6 @@ wait.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import platform
 import secrets
@@ -23,13 +22,16 @@ from typing import cast
 
 import psutil
 
+from ftrun.healthchecks.cgroup import OomCounter
 from ftrun.launcher import elastic_events, exit_codes, health_port, identity, numa, process
+from ftrun.launcher.account import Account
 from ftrun.launcher.agent import Agent as NodeAgent
 from ftrun.launcher.agent import Note
-from ftrun.launcher.assembly import make_health, make_membership, make_watchdog
+from ftrun.launcher.announcement import announce
+from ftrun.launcher.assembly import make_gatherer, make_health, make_membership, make_watchdog
 from ftrun.launcher.checkpoint_assembly import make_checkpoint_watch
 from ftrun.launcher.config import Config
-from ftrun.launcher.evidence import OomCounter
+from ftrun.launcher.exporting import Exporting
 from ftrun.launcher.hangs import Hangs
 from ftrun.launcher.health import NodeHealth
 from ftrun.launcher.logs import DEFAULT_PREFIX_TEMPLATE, LogOptions, RunLogs
@@ -38,11 +40,12 @@ from ftrun.launcher.membership import Membership, Self
 from ftrun.launcher.messages import Agent
 from ftrun.launcher.node_state import Graces
 from ftrun.launcher.numa_choice import NumaBinding
-from ftrun.launcher.output import OutputPump
+from ftrun.launcher.output import ConsoleText, OutputPump
 from ftrun.launcher.quorum import is_loopback
 from ftrun.launcher.reach import StoreCheck
 from ftrun.launcher.recorder import Recorder
 from ftrun.launcher.rendezvous import begin
+from ftrun.launcher.retention import Retention
 from ftrun.launcher.rounds import NodeSetting, Rounds
 from ftrun.launcher.signals import SignalInbox
 from ftrun.launcher.standby import Standby
@@ -59,18 +62,6 @@ from ftrun.monitor.log import LogFormat, configure, level_from
 from ftrun.monitor.process_tree import children
 from ftrun.monitor.run_directories import RunDirectory, make_run_directory
 from ftrun.monitor.sockets import make_runtime_directory
-
-
-class _ConsoleText(io.TextIOBase):
-    """The agent's stderr as a text stream that never waits for the console."""
-
-    def __init__(self, pump: OutputPump) -> None:
-        self._pump = pump
-
-    def write(self, text: str) -> int:
-        """Queue `text`, which must be whole lines."""
-        self._pump.write(text.encode(errors="surrogateescape"))
-        return len(text)
 
 
 class Job:
@@ -111,7 +102,11 @@ class Job:
         watcher: Watcher[object] = Watcher()
         self._stack.callback(watcher.close)
         pool = self._make_pool(watcher)
-        self._announce()
+        limit = self._config.ftrun.journal.max_size
+        retention = Retention(self._run_dir, limit, lambda: tuple(logs.rounds), self._mailbox.post)
+        self._stack.callback(retention.close)
+        exporting = Exporting(self._config, self._record, self._run_id, self._node)
+        self._announce(logs)
         directory = self._make_socket_directory()
         self._start_guard(directory)
         node_health = self._start_health()
@@ -119,8 +114,11 @@ class Job:
         self._stack.callback(watchdog.close)
         rounds = self._make_rounds(pool, logs, watchdog)
         pool.adopt(first, f"for the first round: {self._start.advice.reason}")
-        agent = self._make_agent(rounds, watchdog, node_health, pool, inbox, watcher)
+        account = Account(rounds, self._record, self._config.ftrun.journal.progress_interval)
+        agent = self._make_agent(rounds, account, watchdog, node_health, pool, inbox, watcher)
         self._stack.callback(agent.close)
+        exporting.start(account, lambda: agent.turned_at, self._mailbox.post)
+        self._stack.callback(exporting.close)
         self._start_health_port(agent)
         agent.run()
         self._conclude(agent, logs)
@@ -145,7 +143,7 @@ class Job:
     def _make_recorder(self) -> Recorder:
         terminal = configure(
             cast("LogFormat", self._config.ftrun.log_format),
-            _ConsoleText(self._pump),
+            ConsoleText(self._pump),
             level_from(os.environ),
         )
         journal = Journal(
@@ -225,7 +223,8 @@ class Job:
         check = StoreCheck(self._node, self._mailbox.post)
         section = self._config.ftrun.checkpoint
         watch = make_checkpoint_watch(section, self._rendezvous, self._node, self._record)
-        shells = (group, logs, self._pump, store, self._oom, watchdog, check, watch)
+        evidence = make_gatherer(self._config, self._node, self._oom, os.environ)
+        shells = (group, logs, self._pump, store, evidence, watchdog, check, watch)
         return Rounds(setting, *shells, self._record)
 
     def _make_socket_directory(self) -> Path | None:
@@ -285,6 +284,7 @@ class Job:
     def _make_agent(
         self,
         rounds: Rounds,
+        account: Account,
         watchdog: Watchdog,
         node_health: NodeHealth,
         pool: StandbyPool,
@@ -307,6 +307,7 @@ class Job:
             self._make_membership(rounds),
             rounds,
             Hangs(watchdog, rounds, self._record),
+            account,
             node_health,
             self._mailbox,
             pool,
@@ -329,27 +330,23 @@ class Job:
         if port is not None:
             self._stack.callback(port.stop)
 
-    def _announce(self) -> None:
+    def _announce(self, logs: RunLogs) -> None:
         options = self._config.launch
-        self._record(
-            events.RunStarted(
-                self._run_id,
-                options.training_script,
-                len(options.training_script_args),
-                self._slots.count,
-                self._slots.reason,
-                os.getpid(),
-                metadata.version("ftrun"),
-                platform.python_version(),
-            )
+        started = events.RunStarted(
+            self._run_id,
+            options.training_script,
+            len(options.training_script_args),
+            self._slots.count,
+            self._slots.reason,
+            os.getpid(),
+            metadata.version("ftrun"),
+            platform.python_version(),
+            options.max_restarts,
         )
-        for ignored in self._config.ignored:
-            self._record(events.OptionIgnored(ignored.name, ignored.reason))
-        if self._slots.count > 1 and "OMP_NUM_THREADS" not in os.environ:
-            self._record(events.EnvironmentDefaulted("OMP_NUM_THREADS", "1"))
-        if self._start.advice.is_cold:
-            self._record(events.StandbySuspended(self._start.advice.reason))
-        self._record(events.LogLocated(str(self._run_dir)))
+        log_dir = logs.directory if logs.directory.is_dir() else self._run_dir
+        located = events.LogLocated(str(log_dir), str(self._run_dir))
+        for event in announce(self._config, self._start, started, located, os.environ):
+            self._record(event)
 
     def _conclude(self, agent: NodeAgent, logs: RunLogs) -> None:
         """Say how the job ended: to the journal, the person at the terminal, a launcher around this one."""

@@ -1,7 +1,7 @@
 """Says where each worker's output and error file of a round go, and makes the directories.
 
-Opens no log file: that is `ftrun.launcher.output`'s work. Nothing is ever deleted or written twice: each
-round has a directory of its own.
+Opens no log file: that is `ftrun.launcher.output`'s work. Nothing is deleted or written twice here: each
+round has a directory of its own. What goes when space runs short, `ftrun.launcher.retention` decides.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class RunLogs:
         self._options = options
         self._warn = on_warning
         self._generation = 0
+        self.rounds: list[Path] = []
+        """Directories that were made, the oldest first."""
         self._plugin: LogsPlugin | None = None
         self._plugin_entry = find_entry_point(options.logs_specs)
         self._has_files = options.log_dir != os.devnull and self._plugin_entry is None
@@ -177,6 +179,7 @@ class RunLogs:
                 )
                 return None
             else:
+                self.rounds.append(directory)
                 return directory
 
     def _ask_plugin(

@@ -9,6 +9,7 @@ never the agent.
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import struct
 import termios
@@ -190,3 +191,15 @@ def _tail_of_file(path: str) -> tuple[str, ...]:
     assembler, tail = LineAssembler(), Tail()
     tail.add(assembler.feed(data) + assembler.flush())
     return tail.lines()
+
+
+class ConsoleText(io.TextIOBase):
+    """The agent's stderr as a text stream that never waits for the console."""
+
+    def __init__(self, pump: OutputPump) -> None:
+        self._pump = pump
+
+    def write(self, text: str) -> int:
+        """Queue `text`, which must be whole lines."""
+        self._pump.write(text.encode(errors="surrogateescape"))
+        return len(text)

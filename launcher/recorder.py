@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ftrun.monitor import events
 from ftrun.monitor.journal import Journal
-from ftrun.monitor.log import Terminal
+from ftrun.monitor.log import DEBUG, Terminal, level_of
 from ftrun.monitor.records import Record
 
 
@@ -16,11 +16,19 @@ class Recorder:
     def __init__(self, journal: Journal, terminal: Terminal, also: Callable[[Record], None] | None) -> None:
         self._journal = journal
         self._terminal = terminal
-        self._also = also
+        self._observers = [] if also is None else [also]
+        self._is_reduced = False
+
+    def add(self, observer: Callable[[Record], None]) -> None:
+        """Let `observer` see every record from now on."""
+        self._observers.append(observer)
 
     def __call__(self, event: events.Event, durable: bool = False) -> None:
         """Journal `event`; a `durable` one is on the disk when this returns. The agent's thread only."""
+        if self._is_reduced and level_of(event) <= DEBUG:
+            return
+        self._is_reduced |= isinstance(event, events.JournalReduced)
         record = self._journal.append(event, durable=durable)
         self._terminal.show(record)
-        if self._also is not None:
-            self._also(record)
+        for observer in self._observers:
+            observer(record)

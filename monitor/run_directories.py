@@ -122,5 +122,15 @@ def _written_ts(directory: Path) -> float:
     return latest
 
 
+def size_bytes(directory: Path) -> int:
+    """Of all files in it; symbolic links are not followed."""
+    total = 0
+    for place, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
+
+
 def _listed(paths: list[Path] | tuple[Path, ...]) -> str:
     return " or ".join(str(path) for path in paths)

@@ -18,7 +18,13 @@ from ftrun.monitor.journal_lines import feed
 from ftrun.monitor.life_fold import LifeFold
 from ftrun.monitor.lives import Life
 from ftrun.monitor.merging import merge
-from ftrun.monitor.run_directories import RunNotFoundError, find_run, journals_in, usual_places
+from ftrun.monitor.run_directories import (
+    RunNotFoundError,
+    find_run,
+    journals_in,
+    size_bytes,
+    usual_places,
+)
 from ftrun.monitor.shift_fold import Shared
 from ftrun.monitor.timeline import group
 
@@ -53,7 +59,8 @@ def read_runs(directory: Path, now_ts: float) -> list[FoundRun]:
         if of_node:
             last[of_node[-1].node] = of_node[-1], path
     runs = [merge(members, now_ts, _pulses(members, last), gaps) for members in group(lives)]
-    names = [f"{_name(directory)}:{place}" for place in range(1, len(runs))] + [_name(directory)]
+    name = name_of_directory(directory)
+    names = [f"{name}:{place}" for place in range(1, len(runs))] + [name]
     return [FoundRun(name, directory, run) for name, run in zip(names, runs, strict=False)]
 
 
@@ -69,7 +76,8 @@ def _pulses(members: Sequence[Life], last: Mapping[str, tuple[Life, Path]]) -> d
     return pulses
 
 
-def _name(directory: Path) -> str:
+def name_of_directory(directory: Path) -> str:
+    """How people ask for what is in it."""
     is_usual = directory.parent in usual_places(os.environ)
     return directory.name if is_usual else str(directory)
 
@@ -128,13 +136,18 @@ def written_ts(directory: Path) -> float:
 
 def pulse_of(life: Life, journal: Path) -> Pulse:
     """Whether the agent is still there: its process is, and has the journal open."""
+    return pulse_of_agent(life.node, life.agent_pid, journal)
+
+
+def pulse_of_agent(node: str, agent_pid: int, journal: Path) -> Pulse:
+    """The same of an agent by its node's name and its process id there; 0 if that is not known."""
     try:
-        if _has_open(life.agent_pid, journal):
+        if _has_open(agent_pid, journal):
             return Pulse.ALIVE
     except PermissionError:
         return Pulse.UNKNOWN
-    is_here = life.node.partition("#")[0] == socket.gethostname()
-    return Pulse.GONE if is_here and life.agent_pid else Pulse.UNKNOWN
+    is_here = node.partition("#")[0] == socket.gethostname()
+    return Pulse.GONE if is_here and agent_pid else Pulse.UNKNOWN
 
 
 def _has_open(pid: int, path: Path) -> bool:
@@ -171,17 +184,8 @@ def find_removable(environ: Mapping[str, str], before_ts: float, now_ts: float) 
         if written_ts(directory) < before_ts:
             states = {one.run.state for one in read_runs(directory, now_ts)}
             if states <= {State.ENDED, State.KILLED}:
-                found.append(Removable(directory, _size_bytes(directory)))
+                found.append(Removable(directory, size_bytes(directory)))
     return found
-
-
-def _size_bytes(directory: Path) -> int:
-    total = 0
-    for place, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
 
 
 def remove(removable: Removable) -> None:

@@ -6,8 +6,10 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 from ftrun.monitor import events
-from tests.support.run import WORKER, finish
+from tests.support.run import WORKER, finish, start
 
 TWO = ("--nproc-per-node", "2")
 
@@ -115,10 +117,40 @@ def test_console_filter_hides_a_rank_but_keeps_its_file(tmp_path: Path) -> None:
 
 
 def test_parts_that_tools_expect_of_the_tree(tmp_path: Path) -> None:
-    """As torchrun has it: `<id>_<random>/attempt_<n>/<local rank>/`, with three files in it."""
+    """As torchrun has it: `<id>_<random>/attempt_<n>/<local rank>/`, with three files in it.
+
+    Beside the ranks' directories there is only what the node saw of a failure.
+    """
     options = ("--log-dir", str(tmp_path / "logs"), "--rdzv-id=job7", "--redirects=3", "--max-restarts=0")
     exit_code, run = finish(tmp_path, *options, WORKER, "raise ValueError('x')")
     assert exit_code == 1, run.stderr
-    files = [str(path.relative_to(tmp_path / "logs")) for path in (tmp_path / "logs").rglob("*.*")]
-    assert all(re.match(r"job7_\w+/attempt_0/0/", file) for file in files)
-    assert {Path(file).name for file in files} == {"stdout.log", "stderr.log", "error.json"}
+    files = sorted(str(path.relative_to(tmp_path / "logs")) for path in (tmp_path / "logs").rglob("*.*"))
+    assert [re.sub(r"^job7_\w+/attempt_0/", "", file) for file in files] == [
+        "0/error.json",
+        "0/stderr.log",
+        "0/stdout.log",
+        "evidence.json",
+    ]
+
+
+@pytest.mark.slow
+def test_run_directory_stays_within_its_size(tmp_path: Path) -> None:
+    """The logs of the oldest rounds go while the job runs, and the journal says which."""
+    options = ("--redirects=1", "--max-restarts=3", "--ft-set", "ftrun.journal.max_size=250kB")
+    code = (
+        "from ftrun.monitor.client import heartbeat\n"
+        "os.write(1, b'x' * 100_000); heartbeat(restart_count + 1)\n"
+        "if restart_count < 3: wait_for(f'die{restart_count}'); die(9)\n"
+        "wait_for('end')"
+    )
+    with start(tmp_path, *options, WORKER, code) as run:
+        for count in range(3):
+            run.wait_for_event(events.WorkerProgressed, count + 1)
+            (tmp_path / f"die{count}").touch()
+        [dropped] = run.wait_for_event(events.LogsDropped)
+        (tmp_path / "end").touch()
+        assert run.wait() == 0
+    logs = tmp_path / "run" / "logs"
+    assert dropped.paths == (str(logs / "attempt_0"), str(logs / "attempt_1"))
+    assert sorted(path.parts[-3] for path in logs.rglob("stdout.log")) == ["attempt_2", "attempt_3"]
+    assert "removed log files of 2 old rounds" in run.stderr
