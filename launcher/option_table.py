@@ -140,6 +140,9 @@ FTRUN_OPTIONS = (
     ),
     _own("--ft-checkpoint-dir", "The newest whole checkpoint below it is used.", key="ftrun.checkpoint.dir"),
     _own("--ft-run-dir", "Where journal and logs go.", key="ftrun.run_dir"),
+    _own("--ft-metrics-port", "Port for Prometheus; needs ftrun[metrics].", key="ftrun.metrics.port"),
+    _own("--ft-metrics-host", "Address of that port (127.0.0.1).", key="ftrun.metrics.host"),
+    _own("--ft-metrics-file", "File for node_exporter's textfile collector.", key="ftrun.metrics.file"),
     _own("--ft-log-format", "human or json.", key="ftrun.log_format"),
     _own("--ft-standby", "auto, on or off: start workers ahead of need.", key="ftrun.standby.mode"),
     _own(

@@ -51,6 +51,8 @@ def plan_start(config: Config, environ: Mapping[str, str]) -> Start:
         SlotsError: the number of workers cannot be had.
     """
     options = config.launch
+    if config.ftrun.metrics.is_wanted:
+        _check_metrics()
     rendezvous = resolve_rendezvous(config, environ)
     entry = entry_of(options, sys.executable, environ.get("PYTHON_EXEC"))
     _check_entry(entry, environ)
@@ -67,6 +69,18 @@ def plan_start(config: Config, environ: Mapping[str, str]) -> Start:
         _advise(config, entry, environ),
         environment.of_every_worker(environ, slots.count),
     )
+
+
+def _check_metrics() -> None:
+    """Refuse to begin without what metrics need."""
+    # Imported here because only runs with metrics need it.
+    from importlib import util
+
+    if util.find_spec("prometheus_client") is None:
+        raise UsageError(
+            "metrics were asked for (--ft-metrics-port, --ft-metrics-file), and prometheus_client is not "
+            "installed; run pip install 'ftrun[metrics]', or leave these options out"
+        )
 
 
 def _check_entry(entry: Entry, environ: Mapping[str, str]) -> None:

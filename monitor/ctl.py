@@ -11,6 +11,7 @@ from ftrun.monitor.report_command import report
 from ftrun.monitor.runs_command import runs
 from ftrun.monitor.show_command import show
 from ftrun.monitor.timeouts_command import timeouts
+from ftrun.monitor.watch_command import watch
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -22,5 +23,5 @@ def main(context: click.Context) -> None:
     context.call_on_close(gc.enable)
 
 
-for _command in (runs, report, show, compare_runs, timeouts):
+for _command in (runs, report, show, compare_runs, timeouts, watch):
     main.add_command(_command)

@@ -34,6 +34,9 @@ OWNERS = {
     "pynvml": {"healthchecks/nvml.py"},
     "yaml": {"launcher/config_file.py"},
     "structlog": {"monitor/log.py"},
+    # Extras too: metrics and the live view.
+    "prometheus_client": {"monitor/exporter.py"},
+    "rich": {"monitor/watch_command.py"},
     "click": {
         "launcher/command_line.py",
         "launcher/check_command.py",
@@ -44,6 +47,7 @@ OWNERS = {
         "monitor/runs_command.py",
         "monitor/show_command.py",
         "monitor/timeouts_command.py",
+        "monitor/watch_command.py",
     },
     # Two read a format of their own, and only with an allow-list; the third only writes.
     "pickle": {"launcher/checkpoint_metadata.py", "monitor/pickles.py", "monitor/workload_requests.py"},
@@ -51,6 +55,9 @@ OWNERS = {
     # The children of health checks have deadlines that no process of a round has, and may outlive SIGKILL.
     "subprocess": {"launcher/process.py", "healthchecks/probe_process.py", "healthchecks/children.py"},
     "multiprocessing": set[str](),
+    # An extra: only the web page of a report needs them, and only when it is asked for.
+    "jinja2": {"monitor/report_html.py"},
+    "vl_convert": {"monitor/report_html.py"},
     "torch": {
         "launcher/store.py",
         "launcher/store_client.py",

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from ftrun.launcher import health_port
-from ftrun.launcher.health_port import STALE_AFTER_S, VARIABLE, AgentState, HealthPort
+from ftrun.launcher.health_port import STALE_AFTER_S, VARIABLE, AgentState
 from ftrun.launcher.ports import listen
+from ftrun.monitor.http_port import HttpPort
 
 
 @dataclass
@@ -26,7 +27,7 @@ class FakeAgent:
     ticked_at: float = 1000.0
     warnings: list[str] = field(default_factory=list)
 
-    def start(self, environ: dict[str, str]) -> HealthPort | None:
+    def start(self, environ: dict[str, str]) -> HttpPort | None:
         state = AgentState("running", 2, 1)
         return health_port.start(
             environ, lambda: state, lambda: self.ticked_at, lambda: self.now, self.warnings.append
