@@ -29,6 +29,7 @@ class Bucket(str, Enum):
     DOWN = "down"
     SPARE = "spare"
     ABSENT = "absent"
+    UNTOLD = "untold"
 
     @property
     def is_active(self) -> bool:
@@ -42,7 +43,7 @@ class Bucket(str, Enum):
 
 
 _ACTIVE = frozenset({Bucket.PRODUCTIVE, Bucket.REDONE, Bucket.CHECKPOINT})
-_NOT_ASKED_FOR = frozenset({Bucket.SPARE, Bucket.ABSENT})
+_NOT_ASKED_FOR = frozenset({Bucket.SPARE, Bucket.ABSENT, Bucket.UNTOLD})
 
 MEANINGS: Mapping[Bucket, str] = {
     Bucket.PRODUCTIVE: "training steps that counted in the end",
@@ -59,6 +60,7 @@ MEANINGS: Mapping[Bucket, str] = {
     Bucket.DOWN: "no agent on a node that had a place in the job",
     Bucket.SPARE: "a spare node, waiting for a place",
     Bucket.ABSENT: "not part of the job yet, or replaced by another node",
+    Bucket.UNTOLD: "a part of the node's journal is missing",
 }
 
 

@@ -40,6 +40,8 @@ class Presence:
     placed: Placed
     ended: float
     state: State
+    is_cut: bool = False
+    """Its journal ends before its part in the run did: others name its node in later rounds."""
 
     @property
     def life(self) -> Life:

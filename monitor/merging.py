@@ -65,12 +65,17 @@ def _presences(
 ) -> tuple[Presence, ...]:
     last_known = max(one.last for one in placed)
     is_over = any(_is_verdict(one.life) for one in placed)
+    named = _last_named(placed)
     found = []
     for number, one in enumerate(placed):
         later = next((other for other in placed[number + 1 :] if other.life.node == one.life.node), None)
         pulse = pulses.get(one.life.node, Pulse.UNKNOWN)
+        is_cut = later is None and named.get(one.life.node, -1) > _last_round(one.life)
         if one.life.is_ended:
             state, ended = State.ENDED, one.last
+        elif is_cut and pulse is not Pulse.ALIVE and not _is_lost(one, placed):
+            found.append(Presence(one, one.last, State.UNKNOWN, is_cut=True))
+            continue
         elif later is not None or pulse is Pulse.GONE or is_over or _is_lost(one, placed):
             state, ended = State.KILLED, _death(one, placed)
         elif pulse is Pulse.ALIVE:
@@ -82,6 +87,20 @@ def _presences(
             ended = min(ended, later.began)
         found.append(Presence(one, max(ended, one.began), state))
     return tuple(found)
+
+
+def _last_round(life: Life) -> int:
+    return -1 if life.last_round is None else life.last_round
+
+
+def _last_named(placed: Sequence[Placed]) -> Mapping[str, int]:
+    """The last round in which some journal names a node, by its name."""
+    rounds = {shift.key: shift.nodes for one in placed for shift in one.life.shifts}
+    found: dict[str, int] = {}
+    for key, nodes in rounds.items():
+        for name in nodes:
+            found[name] = max(key.number, found.get(name, -1))
+    return found
 
 
 def _is_verdict(life: Life) -> bool:
@@ -187,6 +206,13 @@ def _gaps(nodes: Sequence[Node], rounds: Sequence[Round]) -> list[str]:
         for one in node.presences:
             if not one.life.run_id:
                 found.append(f"the journal of node {node.name} begins in the middle of the run")
+            if one.is_cut:
+                last = one.life.last_round
+                where = "before its first round" if last is None else f"in round {last}"
+                found.append(
+                    f"the journal of node {node.name} ends {where}, but the node took part in later ones: "
+                    "what it did there is not counted"
+                )
     killed = [node.name for node in nodes if any(one.state is State.KILLED for one in node.presences)]
     if killed:
         found.append(f"the agent of {_names(killed)} was killed: its last moments are not recorded")

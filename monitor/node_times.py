@@ -16,6 +16,8 @@ from ftrun.monitor.lives import RoundKey
 _FORMING = (Bucket.RENDEZVOUS, Bucket.WAITING, Bucket.PAUSING)
 _BEFORE_WORK = (*_FORMING, Bucket.STARTING)
 _TRAINING = (Bucket.PRODUCTIVE, Bucket.REDONE)
+_SLOW_STEPS = 3.0
+"""Steps vary by less: after so many without progress, training had stopped, though nothing else says so."""
 
 
 def segments_of(run: Run) -> dict[str, tuple[Segment, ...]]:
@@ -94,14 +96,18 @@ class _Row:
     def segments(self) -> Sequence[Segment]:
         first_closed = min((one.closed for one in self._run.rounds), default=self._run.ended)
         for place, presence in enumerate(self._node.presences):
-            if place == 0:
+            if place == 0 and not presence.life.run_id:
+                self._add(presence.began, Bucket.UNTOLD)
+            elif place == 0:
                 is_late = presence.began > first_closed or not self._node.has_worked
                 self._add(presence.began, Bucket.ABSENT if is_late else Bucket.DOWN)
             else:
                 self._be_away(presence.began)
             self._live(presence)
         last = self._node.presences[-1]
-        if last.state is State.ENDED and not _has_left(last):
+        if last.is_cut:
+            self._add(self._run.ended, Bucket.UNTOLD)
+        elif last.state is State.ENDED and not _has_left(last):
             self._add(self._run.ended, Bucket.STOPPING)
         else:
             self._be_away(self._run.ended)
@@ -183,10 +189,18 @@ class _Row:
         shift = one.shift
         if shift.cause == "success" or shift.stop_began_at is None:
             return ended
-        moved = one.time(shift.moved_at)
-        if moved is not None and shift.observed_at is not None and shift.observed_at >= shift.stop_began_at:
-            return moved
-        return self._known.quiet.get(shift.key, ended)
+        quiet = self._known.quiet.get(shift.key, ended)
+        moved, step_s = one.time(shift.moved_at), _step_s(one)
+        if (
+            moved is None
+            or shift.observed_at is None
+            or shift.observed_at < shift.stop_began_at
+            or not step_s
+        ):
+            return quiet
+        # The step that was under way belongs to training; a failure in the midst of one is no silence.
+        is_silent = ended - moved > _SLOW_STEPS * step_s
+        return min(quiet, moved + step_s) if is_silent else quiet
 
     def _train(self, one: NodeShift, until: float) -> None:
         place, number, began = len(self._done), one.shift.key.number, self._now
@@ -199,7 +213,8 @@ class _Row:
         self._add(until, Bucket.REDONE, number)
         for save in one.shift.saves:
             saved = one.presence.placed.time(save.at)
-            self._overlay(place, saved - save.blocking_s, saved, Bucket.CHECKPOINT, _TRAINING)
+            blocked_s = save.blocking_s * save.count
+            self._overlay(place, saved - blocked_s, saved, Bucket.CHECKPOINT, _TRAINING)
 
     def _finish(self, presence: Presence) -> None:
         """After the last round of a life."""
@@ -233,6 +248,14 @@ def connected(presence: Presence) -> float:
     """When an agent had found the others; of one node alone, when it began."""
     at = presence.life.connected_at
     return presence.began if at is None else presence.placed.time(at)
+
+
+def _step_s(one: NodeShift) -> float:
+    """Mean seconds of a step in the round; 0 if that is not known."""
+    shift = one.shift
+    if shift.moved_at is None or shift.progressed_at is None or shift.steps is None or shift.steps < 2:
+        return 0.0
+    return max(0.0, (shift.moved_at - shift.progressed_at) / (shift.steps - 1))
 
 
 def _has_left(presence: Presence) -> bool:

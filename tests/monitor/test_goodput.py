@@ -201,3 +201,44 @@ def test_journals_are_of_real_runs() -> None:
     assert {path.name for path in Path(JOURNALS).iterdir() if path.is_dir()} >= {
         "five_faults", "spare", "killed_agent", "crash_loop", "import_error",
     }  # fmt: skip
+
+
+def stuck(step_s: float, silent_s: float) -> Ledger:
+    """A job of one node whose rank dies of a timeout after so long without a step."""
+    job = Simulation(["a"], 1)
+    job.begin()
+    job.say("a", ev.RoundClosed(0, 1, 0, "h", 20000, None, None, ("a",), ()))
+    job.say("a", ev.WorkerStarted(0, 0, 0, 100, True, "warm"))
+    job.spend(Bucket.STARTING, 1)
+    job.say("a", ev.WorkerProgressed(0, 0, None, 0.0))
+    job.spend(Bucket.PRODUCTIVE, 10 * step_s + silent_s)
+    job.say("a", ev.WorkerExited(0, 0, 0, 100, 1, None, False, 11))
+    job.say("a", ev.ProgressObserved(0, 11, None, silent_s))
+    job.say("a", ev.RoundStopped(0, "failure", 0.0))
+    job.say("a", ev.IncidentDiagnosed(0, "nccl_timeout", 0, 0, 100, 1, ("timeout",), "f", True, ()))
+    return ledger_of(job.journals)
+
+
+def test_silence_before_a_failure_is_detection() -> None:
+    """A collective that waits for ten minutes before it fails: all but the step that was under way."""
+    total = stuck(step_s=2.0, silent_s=600.0).total
+    assert total[Bucket.DETECTING] == pytest.approx(598, abs=1e-3)
+    assert total[Bucket.PRODUCTIVE] == pytest.approx(22, abs=1e-3)
+
+
+def test_failure_in_the_midst_of_a_step_is_no_silence() -> None:
+    """It was training until then."""
+    total = stuck(step_s=2.0, silent_s=5.9).total
+    assert total[Bucket.DETECTING] == 0
+    assert total[Bucket.PRODUCTIVE] == pytest.approx(25.9, abs=1e-3)
+
+
+def test_several_saves_of_one_record_block_as_long_as_all() -> None:
+    """Frequent saves are told together."""
+    job = Simulation(["a"], 1)
+    journals = job.run([Part(steps=20, step_s=1.0, kept=20)])
+    lines = journals.lines["a"]
+    place = next(place for place, line in enumerate(lines) if "worker.exited" in line)
+    saved = ev.CheckpointSaved(0, 0, "/c/step-12", 12, 0.5, age_s=1.5, count=4)
+    lines.insert(place, ev_line(saved, 1000.0 + 0.1 + 1 + 2 + 14))
+    assert ledger_of(journals).total[Bucket.CHECKPOINT] == pytest.approx(2.0, abs=1e-3)

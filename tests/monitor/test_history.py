@@ -7,11 +7,14 @@ import dataclasses
 import pytest
 
 from ftrun.monitor import events as ev
+from ftrun.monitor.goodput import Bucket, make_ledger
 from ftrun.monitor.history import Outcome, Pulse, Run, State
 from ftrun.monitor.merging import merge
+from ftrun.monitor.node_times import segments_of
+from ftrun.monitor.records import Record, to_json
 from ftrun.monitor.timeline import group
 from tests.support.journals import run_of
-from tests.support.simulated_journals import Journals, Part, Simulation, read
+from tests.support.simulated_journals import EPOCH, Journals, Part, Simulation, read
 
 
 def merged(journals: Journals, now_ts: float | None = None, **pulses: Pulse) -> Run:
@@ -116,6 +119,45 @@ def test_journal_that_begins_in_the_middle_is_read_from_there() -> None:
     run = merged(journals)
     assert run.gaps == ("the journal of node a begins in the middle of the run",)
     assert (run.state, len(run.incidents)) == (State.ENDED, 1)
+
+
+@pytest.mark.parametrize("kept", [2, 9, 18])
+def test_journal_that_ends_too_early_is_a_gap_and_no_death(kept: int) -> None:
+    """Others name its node in later rounds: the rest was torn off, and is nobody's time."""
+    journals = simulated(Part(), Part(), Part())
+    whole = merged(journals)
+    journals.lines["b"] = journals.lines["b"][:kept]
+    run = merged(journals)
+    node = run.nodes[1]
+    assert (node.presences[0].state, node.presences[0].is_cut) == (State.UNKNOWN, True)
+    where = {2: "in round 0", 9: "in round 0", 18: "in round 1"}[kept]
+    expected = f"the journal of node b ends {where}, but the node took part in later ones"
+    assert [gap.partition(":")[0] for gap in run.gaps] == [expected]
+    assert (run.state, run.exit_code, run.incidents) == (State.ENDED, 0, whole.incidents)
+    total = make_ledger(run, segments_of(run)).by_node["b"]
+    assert total[Bucket.UNTOLD] == pytest.approx(run.ended - node.presences[0].ended, abs=1e-3)
+    assert total[Bucket.DOWN] == 0
+
+
+def test_node_that_was_lost_is_no_gap() -> None:
+    """The host agent has seen it die, whatever round it was to be in."""
+    journals = simulated(Part(), Part(), Part())
+    journals.lines["b"] = journals.lines["b"][:9]
+    lost = ev.NodeLost("b", "no keep-alive for 5.0 s")
+    journals.lines["a"].insert(12, to_json(Record(EPOCH + 9, 1009.0, "a", lost)))
+    run = merged(journals)
+    assert run.nodes[1].presences[0].state is State.KILLED
+    assert "the agent of node b was killed: its last moments are not recorded" in run.gaps
+
+
+def test_time_before_a_journal_begins_is_a_gap() -> None:
+    """Nobody knows whether its agent was there."""
+    journals = simulated(Part(), Part(), Part())
+    journals.lines["b"] = journals.lines["b"][12:]
+    run = merged(journals)
+    total = make_ledger(run, segments_of(run)).by_node["b"]
+    assert total[Bucket.UNTOLD] == pytest.approx(run.nodes[1].presences[0].began - run.began, abs=1e-3)
+    assert total[Bucket.UNTOLD] > 1
 
 
 def test_agents_that_disagree_are_outvoted() -> None:
