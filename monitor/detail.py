@@ -6,13 +6,17 @@ Made from a second look at the journals, since a run's history keeps only sums o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Annotated
 
 from ftrun.monitor import events as ev
+from ftrun.monitor.evidence_row import EvidenceRow, read_row
 from ftrun.monitor.history import Incident, Run
 from ftrun.monitor.lines import Line, number, text, texts, whole, wholes
+from ftrun.monitor.lives import Stretch
 from ftrun.monitor.report import IncidentRow, incident_row
 
 _BEFORE_S = 3.0
@@ -26,6 +30,7 @@ _OF_WORKERS = {
         ev.WorkerStarted, ev.WorkerProgressed, ev.WorkerExited, ev.StandbyStarted, ev.StandbyReadied,
         ev.StandbyDiscarded, ev.PreloadLearned, ev.PreloadReduced, ev.TimeoutsObserved, ev.ProgressObserved,
         ev.IncidentDiagnosed, ev.RestartDecided, ev.EnvironmentDefaulted, ev.LogLocated,
+        ev.EvidenceGathered,
     )
 }  # fmt: skip
 """What the account of an incident says in another place, or what says nothing about one."""
@@ -45,6 +50,10 @@ class ExitRow:
     is_culprit: Annotated[bool, "It is the root cause; the others are its echoes or were stopped."]
     steps: Annotated[int, "Steps that it had done in the round."]
     ts: Annotated[float, "When the agent saw it: UTC epoch, seconds."]
+    since_start_s: Annotated[float | None, "Seconds since it began to run the script; null if not known."]
+    last_step: Annotated[int | None, "The script's own step number; null if it reports none."]
+    beat_age_s: Annotated[float | None, "Seconds since its last step or heartbeat; null if none."]
+    sections: Annotated[tuple[str, ...], "What the script was in, by its sections, outermost first."]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,7 @@ class Detail:
     policy: Annotated[PolicyView, "What was decided, and why."]
     recovery: Annotated[PartsOfRecovery, "How long it took."]
     exits: Annotated[tuple[ExitRow, ...], "Each rank: the culprit, those that failed with it, those stopped."]
+    evidence: Annotated[tuple[EvidenceRow, ...], "What each node took down; none by older versions."]
     said: Annotated[tuple[SaidRow, ...], "What the agents journalled around it, in the order of time."]
     files: Annotated[tuple[TextFile, ...], "Ends of logs, error files and stacks."]
 
@@ -144,32 +154,35 @@ def wanted_of(run: Run, incident: Incident) -> tuple[Wanted, ...]:
 
 
 class Gathering:
-    """What the journals say of the incident: give it each line with its part."""
+    """What the journals say of the incident: give it each line that may be about it, with its part."""
 
     def __init__(self, incident: Incident, to_sentence: Callable[[str], str]) -> None:
         self._incident = incident
         self._to_sentence = to_sentence
         self._exits: list[ExitRow] = []
         self._said: dict[tuple[str, str], SaidRow] = {}
+        self._evidence: dict[str, EvidenceRow] = {}
         self.stacks: dict[tuple[str, int], str] = {}
         """Files with stacks, by node and rank."""
 
-    def take(self, lines: Iterable[Line], wanted: Wanted) -> None:
-        """Take the lines of a journal that are in the part."""
-        for line in lines:
-            at = number(line, "at")
-            if at is None or not wanted.began_at <= at <= wanted.ended_at:
-                continue
-            kind, ts = text(line, "event"), at + wanted.offset
-            if kind == ev.WorkerExited.kind and whole(line, "round") == wanted.round_number:
-                self._exits.append(self._exit(line, wanted.node, ts))
-            if kind == ev.StacksSaved.kind and whole(line, "round") == wanted.round_number:
-                for rank, path in zip(wholes(line, "ranks"), texts(line, "files"), strict=False):
-                    self.stacks[wanted.node, rank] = path
-            if wanted.from_ts <= ts <= wanted.until_ts and kind not in _OF_WORKERS:
-                sentence = self._to_sentence(json.dumps(line))
-                # All nodes journal the same word of the host agent.
-                self._said.setdefault((kind, sentence), SaidRow(ts, wanted.node, kind, sentence))
+    def take_of_round(self, line: Line, at: float, wanted: Wanted) -> None:
+        """Take a line about the incident's round."""
+        kind = text(line, "event")
+        if kind == ev.WorkerExited.kind:
+            self._exits.append(self._exit(line, wanted.node, at + wanted.offset))
+        if kind == ev.EvidenceGathered.kind:
+            self._evidence[wanted.node] = read_row(line, wanted.node)
+        if kind == ev.StacksSaved.kind:
+            for rank, path in zip(wholes(line, "ranks"), texts(line, "files"), strict=False):
+                self.stacks[wanted.node, rank] = path
+
+    def take_of_time(self, line: Line, at: float, wanted: Wanted) -> None:
+        """Take a line that was written around the incident."""
+        kind = text(line, "event")
+        if kind not in _OF_WORKERS:
+            sentence = self._to_sentence(json.dumps(line))
+            # All nodes journal the same word of the host agent.
+            self._said.setdefault((kind, sentence), SaidRow(at + wanted.offset, wanted.node, kind, sentence))
 
     def _exit(self, line: Line, node: str, ts: float) -> ExitRow:
         rank, pid = whole(line, "rank"), whole(line, "pid")
@@ -184,6 +197,10 @@ class Gathering:
             is_culprit=rank == self._incident.culprit_rank and pid == self._incident.culprit_pid,
             steps=whole(line, "steps") or 0,
             ts=ts,
+            since_start_s=number(line, "since_start_s"),
+            last_step=whole(line, "last_step"),
+            beat_age_s=number(line, "beat_age_s"),
+            sections=texts(line, "sections"),
         )
 
     def exits(self) -> tuple[ExitRow, ...]:
@@ -200,9 +217,56 @@ class Gathering:
             )
         )
 
+    def evidence(self) -> tuple[EvidenceRow, ...]:
+        """The culprit's node first, then by name."""
+        culprits = {one.node for one in self._exits if one.is_culprit}
+        return tuple(sorted(self._evidence.values(), key=lambda one: (one.node not in culprits, one.node)))
+
     def said(self) -> tuple[SaidRow, ...]:
         """In the order of time; of very much, the beginning."""
         return tuple(sorted(self._said.values(), key=lambda one: one.ts)[:_MOST_SAID])
+
+
+class Sorter:
+    """Gives each line of one node's journal to the incidents that it is about; there may be many of both."""
+
+    def __init__(self, parts: Iterable[tuple[Gathering, Wanted]]) -> None:
+        self._by_round: dict[int, list[tuple[Gathering, Wanted]]] = {}
+        windows = []
+        for gathering, part in parts:
+            self._by_round.setdefault(part.round_number, []).append((gathering, part))
+            window = Stretch(part.from_ts - part.offset, part.until_ts - part.offset)
+            windows.append((window, gathering, part))
+        self._windows = sorted(windows, key=lambda one: one[0].began_at)
+        self._starts = [window.began_at for window, _, _ in self._windows]
+        self._latest = [*accumulate((window.ended_at for window, _, _ in self._windows), max)]
+        """The latest end of a window and of all that begin before it."""
+
+    @property
+    def rounds(self) -> Collection[int]:
+        """Of which exits are wanted."""
+        return self._by_round.keys()
+
+    def take(self, lines: Iterable[Line]) -> None:
+        """Take lines of the journal."""
+        for line in lines:
+            at = number(line, "at")
+            if at is None:
+                continue
+            for gathering, part in self._by_round.get(_round_of(line), ()):
+                if part.began_at <= at <= part.ended_at:
+                    gathering.take_of_round(line, at, part)
+            place = bisect_right(self._starts, at)
+            while place and self._latest[place - 1] >= at:
+                place -= 1
+                window, gathering, part = self._windows[place]
+                if at <= window.ended_at and part.began_at <= at <= part.ended_at:
+                    gathering.take_of_time(line, at, part)
+
+
+def _round_of(line: Line) -> int:
+    round_number = whole(line, "round")
+    return -1 if round_number is None else round_number
 
 
 def make_detail(
@@ -228,6 +292,7 @@ def make_detail(
         ),
         recovery=PartsOfRecovery(incident.detect_s, incident.stop_s, incident.start_s, incident.first_step_s),
         exits=gathering.exits(),
+        evidence=gathering.evidence(),
         said=gathering.said(),
         files=tuple(files),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ftrun.monitor.detail import Detail, ExitRow, TextFile
+from ftrun.monitor.detail import Detail, ExitRow, PolicyView, TextFile
 from ftrun.monitor.durations import percent, plural, short
+from ftrun.monitor.evidence_row import EvidenceRow, sentences
 from ftrun.monitor.rank_lists import list_ranks
 from ftrun.monitor.report_text import WIDTH, When, cut, keyed, whose, wrap
 
 _SHOWN_EXITS = 12
+_SHOWN_NODES = 4
 _TAB = "\t"
 
 
@@ -19,6 +21,7 @@ def render(detail: Detail, when: When) -> str:
         list(_head(detail, when)),
         list(_policy(detail)),
         list(_exits(detail.exits, when)),
+        list(_evidence(detail.evidence)),
         list(_said(detail, when)),
         *([*_file(one)] for one in detail.files),
     ]
@@ -36,10 +39,11 @@ def _head(detail: Detail, when: When) -> Iterator[str]:
     yield ""
     for number, reason in enumerate(detail.reasons):
         yield from keyed("" if number else "why", f"* {reason}", indent=2)
-    yield from keyed("cost", _cost(detail))
+    yield from keyed("cost", cost_of(detail))
 
 
-def _cost(detail: Detail) -> str:
+def cost_of(detail: Detail) -> str:
+    """When it was seen, how long training stood still, and what had to be done again."""
     one, parts = detail.incident, detail.recovery
     if one.recover_s is None:
         words = {
@@ -61,13 +65,18 @@ def _cost(detail: Detail) -> str:
 def _policy(detail: Detail) -> Iterator[str]:
     policy = detail.policy
     yield from keyed("decision", f"{policy.action or 'not recorded'}: {policy.reason}")
+    yield from keyed("weighed", weighed(policy))
+
+
+def weighed(policy: PolicyView) -> str:
+    """What the policy had to go by."""
     allowed = policy.max_restarts
     budget = "" if allowed is None else f"restart {policy.restart_count} of {allowed}; "
     progress = "the round had made progress" if policy.has_progressed else "the round had made no progress"
     before = policy.same_before
     same = f"{plural(before, 'earlier incident')} like it" if before else "the first of its kind"
     pause = f"; pause of {short(policy.delay_s)}" if policy.delay_s else ""
-    yield from keyed("weighed", f"{budget}{progress}; {same}{pause}")
+    return f"{budget}{progress}; {same}{pause}"
 
 
 def _exits(exits: Sequence[ExitRow], when: When) -> Iterator[str]:
@@ -76,13 +85,45 @@ def _exits(exits: Sequence[ExitRow], when: When) -> Iterator[str]:
     first = exits[0].ts
     yield f"{'rank':>5} {'node':<20} {'pid':>8} {'ended by':<12} {'steps':>7} {'after':>9}"
     for one in exits[:_SHOWN_EXITS]:
-        how = one.signal_name or f"exit {one.exit_code}"
-        role = "root cause" if one.is_culprit else ("stopped" if one.is_stopped_by_agent else "by itself")
+        how, role = how_it_ended(one)
         after = f"{one.ts - first:+.3f} s"
         node = cut(one.node, 20)
         yield f"{one.rank:>5} {node:<20} {one.pid:>8} {how:<12} {one.steps:>7} {after:>9}  {role}"
     if rest := exits[_SHOWN_EXITS:]:
         yield from wrap(f"and {plural(len(rest), 'rank')} more: {list_ranks(one.rank for one in rest)}")
+    for one in exits[:_SHOWN_EXITS]:
+        signs = signs_of(one)
+        if signs and (one.is_culprit or not one.is_stopped_by_agent):
+            yield from wrap(f"rank {one.rank}: {signs}")
+
+
+def signs_of(one: ExitRow) -> str:
+    """What a rank had last shown of its work, and when it ended; "" if nothing is known."""
+    known = []
+    if one.since_start_s is not None:
+        known.append(f"ended {short(one.since_start_s)} after it began")
+    if one.last_step is not None:
+        known.append(f"last at step {one.last_step}")
+    if one.beat_age_s is not None:
+        known.append(f"{short(one.beat_age_s)} after its last sign of progress")
+    if one.sections:
+        known.append(f"in section {' / '.join(one.sections)}")
+    return ", ".join(known)
+
+
+def _evidence(rows: Sequence[EvidenceRow]) -> Iterator[str]:
+    for row in rows[:_SHOWN_NODES]:
+        yield f"evidence of node {row.node}"
+        for sentence in sentences(row):
+            yield from (f"  {line}" for line in wrap(f"* {sentence}", WIDTH - 2, 2))
+    if rest := rows[_SHOWN_NODES:]:
+        yield f"and of {plural(len(rest), 'node')} more"
+
+
+def how_it_ended(one: ExitRow) -> tuple[str, str]:
+    """Signal or exit code of a rank, and its part in the incident."""
+    role = "root cause" if one.is_culprit else ("stopped" if one.is_stopped_by_agent else "by itself")
+    return one.signal_name or f"exit {one.exit_code}", role
 
 
 def _said(detail: Detail, when: When) -> Iterator[str]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from ftrun.monitor.journal import MAX_LINE_BYTES
@@ -36,6 +36,38 @@ class Lines:
             lines, skipped = _decode(block)
             self.skipped += skipped
             yield from lines
+
+
+def node_of(path: Path) -> str:
+    """The node whose journal it is, as its first line has it that is not damaged; "" if none has.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    with path.open("rb") as file:
+        for line in iter(lambda: file.readline(MAX_LINE_BYTES), b""):
+            first = _decode_one(line)
+            if isinstance(first, dict) and isinstance(first.get("node"), str):
+                return str(first["node"])
+    return ""
+
+
+def lines_about(path: Path, rounds: Collection[int]) -> Iterator[Line]:
+    """The lines of a journal, but for those that only say how workers of other rounds came and went.
+
+    They are most of a long journal, and are passed over without decoding them.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    wanted = {b"%d" % one for one in rounds}
+    for block in _blocks(path):
+        end = 0
+        for match in WORKER_LINES.finditer(block):
+            if match[2] not in wanted:
+                yield from _decode(block[end : match.start()])[0]
+                end = match.end()
+        yield from _decode(block[end:])[0]
 
 
 def feed(path: Path, fold: LifeFold) -> int:

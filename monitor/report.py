@@ -73,7 +73,7 @@ class GoodputFigures:
 
     training: Annotated[float | None, "Training goodput, 0 to 1."]
     infrastructure: Annotated[float | None, "Infrastructure goodput, 0 to 1; null before the first step."]
-    asked_s: Annotated[float, "Node-seconds for which the job had a place: all but spare and absent."]
+    asked_s: Annotated[float, "Node-seconds for which the job had a place: all but spare, absent and untold."]
     buckets_s: Annotated[Mapping[str, float], "Node-seconds by bucket; their sum is wall time times nodes."]
     steps: Annotated[int | None, "Steps that counted in the end; null if unknown."]
     steps_redone: Annotated[int, "Steps that were done again, as far as is known."]
@@ -233,21 +233,21 @@ def _recovery(incidents: Sequence[Incident]) -> RecoveryFigures:
             by_kind.setdefault(one.kind, []).append(one.recover_s)
     times = sorted(seconds for of_kind in by_kind.values() for seconds in of_kind)
     rows = [
-        KindRow(kind, len(of_kind), _percentile(sorted(of_kind), 0.5) or 0.0, max(of_kind))
+        KindRow(kind, len(of_kind), percentile(sorted(of_kind), 0.5) or 0.0, max(of_kind))
         for kind, of_kind in by_kind.items()
     ]
     return RecoveryFigures(
         count=len(times),
         failed_restarts=sum(one.outcome is Outcome.FAILED_RESTART for one in incidents),
-        median_s=_percentile(times, 0.5),
-        p90_s=_percentile(times, 0.9),
+        median_s=percentile(times, 0.5),
+        p90_s=percentile(times, 0.9),
         max_s=times[-1] if times else None,
         by_kind=tuple(sorted(rows, key=lambda row: (-row.count, row.kind))),
     )
 
 
-def _percentile(ordered: Sequence[float], part: float) -> float | None:
-    """By nearest rank: a time that was really seen."""
+def percentile(ordered: Sequence[float], part: float) -> float | None:
+    """Of seconds in ascending order, by nearest rank: a time that was really seen; None if there is none."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None
 
 

@@ -41,17 +41,23 @@ def render(report: Report, when: When, is_whole: bool = False) -> str:
 
 
 def _summary(report: Report) -> Iterator[str]:
+    for number, sentence in enumerate(summarise(report)):
+        yield from wrap(sentence if number else f"{report.run.name}: {sentence}")
+
+
+def summarise(report: Report) -> Iterator[str]:
+    """What ran and how it ended, what incidents there were, whose, and what they cost: a sentence each."""
     run = report.run
-    yield from wrap(f"{run.name}: {describe_run(run)}")
+    yield describe_run(run)
     if run.exit_code and run.end_reason:
-        yield from wrap(f"why it ended: {run.end_reason}")
+        yield f"why it ended: {run.end_reason}"
     if not report.incidents:
         yield "no incidents"
         return
     kinds = Counter(one.kind for one in report.incidents)
     told = ", ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.most_common())
-    yield from wrap(f"{plural(len(report.incidents), 'incident')}: {told}; {_ends(report.incidents)}")
-    yield from wrap(_whose(report) + _cost(report))
+    yield f"{plural(len(report.incidents), 'incident')}: {told}; {_ends(report.incidents)}"
+    yield _whose(report) + _cost(report)
 
 
 def describe_run(run: RunRow) -> str:
@@ -113,14 +119,19 @@ def _incidents(incidents: Sequence[IncidentRow], when: When, is_whole: bool) -> 
     width = max(map(len, times))
     yield f"{'#':>3}  {'time':<{width}}  {'kind':<20} {'back in':>10} {'lost':>6}  whose"
     for one, time in zip(shown, times, strict=True):
-        back = short(one.recover_s) if one.recover_s is not None else _WORDS.get(one.outcome, "-")
         lost = "-" if one.steps_lost is None else str(one.steps_lost)
         yield cut(
-            f"{one.number:>3}  {time:<{width}}  {one.kind:<20} {back:>10} {lost:>6}  {whose(one)}", WIDTH
+            f"{one.number:>3}  {time:<{width}}  {one.kind:<20} {back_in(one):>10} {lost:>6}  {whose(one)}",
+            WIDTH,
         )
         yield cut(f"     {one.reason}", WIDTH)
     if len(shown) < len(incidents):
         yield f"     ({len(incidents) - len(shown)} earlier ones: --all)"
+
+
+def back_in(one: IncidentRow) -> str:
+    """How soon training went on after an incident, or why it did not."""
+    return short(one.recover_s) if one.recover_s is not None else _WORDS.get(one.outcome, "-")
 
 
 def whose(one: IncidentRow) -> str:
@@ -156,7 +167,7 @@ def _shares(report: Report) -> str:
     shares = [
         (seconds / figures.asked_s if figures.asked_s else 0.0, bucket)
         for bucket, seconds in figures.buckets_s.items()
-        if bucket not in ("spare", "absent")
+        if bucket not in ("spare", "absent", "untold")
     ]
     told = [
         f"{bucket} {percent(share)}"
