@@ -1,4 +1,4 @@
-"""Exit codes of ftrun: what each tells the scheduler. README.md has the table."""
+"""Exit codes of ftrun: what each tells the scheduler. docs/slurm-kubernetes.md has the table."""
 
 from __future__ import annotations
 

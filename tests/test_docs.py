@@ -20,14 +20,22 @@ os.write(1, line.encode())  # at once: nothing of the other rank's gets in betwe
 """
 STAND_INS = {
     "ftrun": 'exec "{python}" -m ftrun.launcher "$@"',
-    "scontrol": "printf '127.0.0.1\\nnode1\\n'",
-    # Two nodes, a task on each.
+    "scontrol": """
+case $1 in
+    show) printf '127.0.0.1\\nnode1\\n' ;;
+    requeue) echo "$2" > requeued ;;
+esac
+""",
+    # Two nodes, a task on each; the highest exit code.
     "srun": """
-shift
+while [ "${{1#--}}" != "$1" ]; do shift; done
 export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NUM_TASKS=2
 SLURM_PROCID=1 "$@" &
 SLURM_PROCID=0 "$@"
+first=$?
 wait $!
+second=$?
+exit $((first > second ? first : second))
 """,
 }
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "node[0-1]"}

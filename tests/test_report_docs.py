@@ -1,4 +1,4 @@
-"""The commands in docs/report.md, run as they stand there, show what stands there."""
+"""The commands of `ftctl` in report.md and README.md, run as they stand there, show what stands there."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from ftrun.monitor.goodput import MEANINGS
 from ftrun.monitor.report_doc import render
 from tests.support.journals import JOURNALS, recorded
 
-DOCS = Path(__file__).parents[1] / "docs"
-EXAMPLES = re.findall(r"```console\n\$ ftctl (.*)\n((?:.*\n)*?)```", (DOCS / "report.md").read_text())
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+CONSOLE = re.compile(r"```console\n\$ ftctl (.*)\n((?:.*\n)*?)```")
+EXAMPLES = CONSOLE.findall((DOCS / "report.md").read_text())
+SHOWN_FIRST = CONSOLE.findall((ROOT / "README.md").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("command", "output"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [*EXAMPLES, *SHOWN_FIRST],
+    ids=[*(command for command, _ in EXAMPLES), *(f"README: {command}" for command, _ in SHOWN_FIRST)],
+)
 def test_example_is_what_the_command_shows(home: Path, command: str, output: str) -> None:
     """In UTC, so that it is the same everywhere."""
     own = {"XDG_STATE_HOME": str(home / "state"), "HOME": str(home), "TMPDIR": str(home), "TZ": "UTC"}
@@ -46,6 +53,15 @@ def test_example_is_what_the_command_shows(home: Path, command: str, output: str
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == output
+
+
+def test_readme_shows_the_report_of_a_run_with_mixed_faults() -> None:
+    """Its first lines answer how many, which kinds, whose, what they cost, and what to change."""
+    [(command, output)] = SHOWN_FIRST
+    assert command == "report five_faults"
+    first = "\n".join(output.splitlines()[:25])
+    for answer in ("5 incidents: killed, ", "begun on: gpu-b (4), gpu-a (1); cost: ", "to do    * "):
+        assert answer in first
 
 
 def test_every_command_has_an_example() -> None:
