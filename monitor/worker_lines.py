@@ -27,7 +27,7 @@ there is a fast search. Groups: kind, digits of the round."""
 _TIMES = re.compile(rb'\{"v":1,"ts":([^,]*),"at":([^,]*),')
 _RANK = re.compile(rb',"rank":(\d{1,11}),')
 _REASON = re.compile(rb'"is_warm":false,"reason":"([^"]*)"')
-_STEPS = re.compile(rb'"steps":(\d{1,11})\}')
+_STEPS = re.compile(rb'"steps":(\d{1,11})[,}]')
 _STEP = re.compile(rb'"step":(\d{1,11}),')
 _PROGRESS = re.compile(rb'"at":([\d.]+),[^{}\n]*"since_start_s":(\d{1,11}\.\d+)\}')
 

@@ -111,6 +111,10 @@ WORKER_EVENTS = st.one_of(
         st.none(),
         st.booleans(),
         NUMBERS,
+        st.one_of(st.none(), SECONDS),
+        st.one_of(st.none(), NUMBERS),
+        st.one_of(st.none(), SECONDS),
+        st.lists(st.text(max_size=4), max_size=2).map(tuple),
     ),
 )
 OTHER_EVENTS = st.one_of(
