@@ -48,6 +48,7 @@ def rules_of(setting: RendezvousSetting, config: Config) -> Rules:
         min_nodes=setting.min_nodes,
         max_nodes=setting.max_nodes,
         min_ranks=world.min_size or 0,
+        may_shrink=world.shrink != "never",
         spares=world.spares,
         grow=world.grow,
         last_call_s=setting.last_call_timeout_s,

@@ -162,9 +162,10 @@ class WorldConfig:
     )
     shrink: str = setting(
         "node",
-        v.choice_of("node", "gpu"),
-        "node or gpu",
-        "What a GPU that is not healthy takes out of the world: its node, or the workers on that GPU alone.",
+        v.choice_of("node", "gpu", "never"),
+        "node, gpu or never",
+        "What a GPU that is not healthy takes out of the world: its node, or the workers on that GPU alone. "
+        "never: as node, and the world is never smaller than it was; it waits for a replacement.",
     )
     grow: str = setting(
         "at_checkpoint",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ftrun.launcher.host_rounds import can_grow, describe_namesakes, follow, next_telling
+from ftrun.launcher.host_rounds import can_grow, follow
 from ftrun.launcher.host_state import (
     Beats,
     Decide,
@@ -28,9 +28,10 @@ from ftrun.launcher.host_state import (
     Watch,
     Woke,
 )
+from ftrun.launcher.host_waits import describe_namesakes, next_telling
 from ftrun.launcher.memory import combine, exclude, find_incident_at
 from ftrun.launcher.messages import Agent, Bye, Join, Leave, Memory, Message, Moving, Quiet, Refused, Saved
-from ftrun.launcher.quorum import find_first_ranks
+from ftrun.launcher.quorum import find_first_ranks, keep_size
 from ftrun.monitor import events
 from ftrun.monitor.diagnosis import LostNode
 
@@ -149,9 +150,11 @@ def _remember(state: HostState, theirs: Memory, now: float) -> HostState:
     """
     ours = state.memory
     is_theirs = state.plan is None and theirs.round_number > ours.round_number
+    memory = combine(theirs, ours) if is_theirs else combine(ours, theirs)
     return replace(
         state,
-        memory=combine(theirs, ours) if is_theirs else combine(ours, theirs),
+        rules=keep_size(state.rules, memory.slots),
+        memory=memory,
         incident_at=find_incident_at(ours, state.incident_at, theirs, now),
     )
 

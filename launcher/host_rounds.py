@@ -5,7 +5,7 @@ Each function looks at the levels of a `HostState`, never at which event has cha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ftrun.launcher import exit_codes
@@ -15,6 +15,7 @@ from ftrun.launcher.checkpoint_trust import choose_resume, doubt
 from ftrun.launcher.exclusion import exclude, leave_out, tell_withheld, without_restart_alone
 from ftrun.launcher.fitness import judge_fitness
 from ftrun.launcher.host_state import Decide, Do, HostState, Order, Presence, Publish, Stage, Step, Tell
+from ftrun.launcher.host_waits import tell, too_few
 from ftrun.launcher.judgements import judgement_events
 from ftrun.launcher.memory import remember
 from ftrun.launcher.messages import (
@@ -29,16 +30,16 @@ from ftrun.launcher.messages import (
     Verdict,
 )
 from ftrun.launcher.model import Action, Decision
-from ftrun.launcher.quorum import choose_seats, has_quorum, is_world_full, may_grow, world_nodes
+from ftrun.launcher.quorum import (
+    choose_seats,
+    has_quorum,
+    is_world_full,
+    keep_size,
+    may_grow,
+)
 from ftrun.launcher.ranks import first_ranks
-from ftrun.monitor import events
 from ftrun.monitor.diagnosis import LostNode, asked_to_stop, diagnose
 from ftrun.monitor.incident import Incident, IncidentKind
-
-_TELL_EVERY_S = 5.0
-"""Least time between two accounts of what is waited for: a person reads them."""
-_TELL_FIRST_S = 1.0
-"""Agents that are started together need no word about the first second."""
 
 
 def follow(state: HostState, now: float, decide: Decide) -> Step:
@@ -217,14 +218,14 @@ def _form(state: HostState, now: float, decide: Decide) -> Step:
     if not has_quorum(rules, candidates):
         state = replace(state, last_call_at=None)
         if now >= state.opened_at + rules.join_timeout_s:
-            return _close(state, Verdict(exit_codes.NO_RENDEZVOUS, _too_few(state, candidates)), now)
-        return _tell(state, candidates, now)
+            return _close(state, Verdict(exit_codes.NO_RENDEZVOUS, too_few(state, candidates)), now)
+        return tell(state, candidates, now)
     if state.last_call_at is None:
         state = replace(state, last_call_at=now)
     if now >= state.not_before > state.opened_at:
         state = replace(state, not_before=state.opened_at)
     if now < state.not_before or not _is_complete(state, candidates, now):
-        return _tell(state, candidates, now)
+        return tell(state, candidates, now)
     if state.plan is None and state.memory.round_number >= 0 and state.judgement is None:
         return _settle_inherited(state, candidates, now, decide)
     fitness = judge_fitness(candidates, rules.max_excluded_fraction)
@@ -325,6 +326,7 @@ def _publish(state: HostState, candidates: Sequence[Join], now: float) -> Step:
     published = Publish(state.sequence, plan)
     state = replace(
         state,
+        rules=keep_size(rules, memory.slots),
         stage=Stage.RUNNING,
         sequence=state.sequence + 1,
         present=present,
@@ -346,50 +348,3 @@ def _close(state: HostState, verdict: Verdict, now: float) -> Step:
     verdict = replace(verdict, restart_count=state.memory.restart_count)
     published = Publish(state.sequence, verdict)
     return replace(state, stage=Stage.CLOSING, closes_at=now + state.rules.close_timeout_s), (published,)
-
-
-def next_telling(state: HostState) -> float:
-    """When it may next be said what is waited for."""
-    if state.told_at is None:
-        return max(state.opened_at, state.not_before) + _TELL_FIRST_S
-    return state.told_at + _TELL_EVERY_S
-
-
-def _tell(state: HostState, candidates: Sequence[Join], now: float) -> Step:
-    """Say what is waited for, when that is news and was not said just now."""
-    if now < next_telling(state):
-        return state, ()
-    sentence = _waited_for(state, candidates)
-    # What a node alone waits for is its own health.
-    is_news = sentence != state.told and not state.rules.is_alone
-    state = replace(state, told_at=now, told=sentence)
-    until_s = state.opened_at + state.rules.join_timeout_s - now
-    return state, (Tell(events.RendezvousAwaited(sentence, max(0.0, until_s))),) if is_news else ()
-
-
-def _waited_for(state: HostState, candidates: Sequence[Join]) -> str:
-    rules = state.rules
-    names = ", ".join(sorted(join.agent.node for join in candidates)) or "none"
-    if state.namesakes:
-        names = f"{names}; {describe_namesakes(state.namesakes)}"
-    have = len(candidates)
-    wanted = rules.min_nodes if have < rules.min_nodes else world_nodes(rules, rules.max_nodes + rules.spares)
-    what = f"{max(0, wanted - have)} of {wanted} nodes; have {names}"
-    ranks = sum(join.slots for join in candidates)
-    if have >= rules.min_nodes and ranks < rules.min_ranks:
-        missing = rules.min_ranks - ranks
-        return f"nodes with {missing} more ranks (world.min_size is {rules.min_ranks}); have {names}"
-    return what
-
-
-def describe_namesakes(nodes: Collection[str]) -> str:
-    """What is wrong with these names, and what to do about it."""
-    listed = ", ".join(sorted(nodes))
-    return f"two machines have the host name {listed}: of those one takes part; give each a name of its own"
-
-
-def _too_few(state: HostState, candidates: Sequence[Join]) -> str:
-    return (
-        f"the rendezvous did not form within {state.rules.join_timeout_s:g} s (join_timeout): "
-        f"it still waited for {_waited_for(state, candidates)}"
-    )

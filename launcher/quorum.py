@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ftrun.launcher.checkpoint_quarantine import TrustRules
 from ftrun.launcher.messages import Agent, JobPlan, Join, Seat
@@ -20,6 +20,8 @@ class Rules:
     min_nodes: int
     max_nodes: int
     min_ranks: int = 0
+    may_shrink: bool = True
+    """The job goes on with fewer nodes and ranks than it had, down to these (`world.shrink`)."""
     spares: int = 0
     """Nodes that are kept out of the world as long as it has `min_nodes` and `min_ranks` without them."""
     grow: str = "at_checkpoint"
@@ -68,6 +70,14 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return False
+
+
+def keep_size(rules: Rules, slots: Sequence[int]) -> Rules:
+    """The rules once the world has nodes with so many slots: if it may not shrink, it never has fewer."""
+    if rules.may_shrink:
+        return rules
+    nodes, ranks = max(rules.min_nodes, len(slots)), max(rules.min_ranks, sum(slots))
+    return replace(rules, min_nodes=nodes, min_ranks=ranks)
 
 
 def world_nodes(rules: Rules, available: int) -> int:

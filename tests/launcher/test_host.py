@@ -227,6 +227,28 @@ def test_round_that_lacked_ranks_closes_when_a_node_brings_them():
     assert nodes_of(job.plan) == ["a", "b", "c"]
 
 
+def test_world_that_may_not_shrink_waits_for_a_replacement():
+    """It would do with two nodes at first; once it has had three, it never goes on with fewer."""
+    job = Job(replace(RULES, may_shrink=False)).form("a", "b", "c")
+    job.get(Leave(Agent("c", "c.1"), "SIGTERM"), at=5.0)
+    assert published(job.back(job.join("a", STOPPED), job.join("b", STOPPED))) == []
+    assert published(job.wake(200.0)) == []
+    job.get(job.join("d"), at=201.0)
+    assert nodes_of(job.plan) == ["a", "b", "d"]
+
+
+def test_new_host_agent_knows_the_size_that_the_world_had():
+    """It is the job's, and comes with the joins of those who took part."""
+    memory = Memory(3, 2, nodes=("a", "b", "c"), slots=(1, 1, 1))
+    job = Job(replace(RULES, may_shrink=False))
+    back = [job.join(node, memory=memory, lost_host="c") for node in ("a", "b")]
+    assert published(job.get(*back, at=1.0)) == []
+    assert published(job.wake(500.0)) == []
+    job.wake(600.0)
+    assert job.verdict is not None
+    assert (job.verdict.exit_code, "1 of 3 nodes" in job.verdict.reason) == (95, True)
+
+
 def test_one_node_alone_starts_at_once():
     """It is the same machine with one member."""
     job = Job(Rules(1, 1))

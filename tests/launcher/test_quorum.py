@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from ftrun.launcher.quorum import (
     has_quorum,
     is_loopback,
     is_world_full,
+    keep_size,
     may_grow,
     plan_of,
     world_nodes,
@@ -97,6 +100,17 @@ def test_too_few_ranks_are_no_quorum_however_many_nodes_there_are():
     assert has_quorum(rules, [join("a", 2), join("b", 3)])
     assert not has_quorum(Rules(2, 4), [join("a", 8)])
     assert not has_quorum(Rules(1, 4), [])
+
+
+def test_size_is_kept_where_the_world_may_not_shrink():
+    """In nodes and in ranks; what the user asked for holds if it is more."""
+    rules = Rules(1, 4, min_ranks=2)
+    assert keep_size(rules, (8, 8)) == rules
+    fixed = replace(rules, may_shrink=False)
+    kept = keep_size(fixed, (8, 4))
+    assert (kept.min_nodes, kept.min_ranks) == (2, 12)
+    assert keep_size(kept, (8,)) == kept
+    assert keep_size(fixed, ()) == fixed
 
 
 def test_spare_takes_part_when_there_would_be_too_few_ranks_without_it():
