@@ -10,14 +10,11 @@ import torch
 from ftrun.monitor.events import (
     CheckpointQuarantined,
     CheckpointRenamed,
-    CheckpointSkipped,
     RecoveryCompleted,
     RoundClosed,
 )
-from ftrun.monitor.manifest_writer import write_manifest
-from tests.support.checkpoints import cut, flip, shard_of
 from tests.support.run import Run, finish
-from tests.support.saving import save, train
+from tests.support.saving import train
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "saving.py")
 
@@ -66,29 +63,3 @@ def test_faults_around_saving_and_loading_cost_no_more_than_they_must(tmp_path: 
     ages = [event.checkpoint_age_s for event in done.events(RecoveryCompleted)]
     assert ages
     assert all(age is not None and 0 <= age < 90 for age in ages)
-
-
-def test_damaged_checkpoints_are_passed_over_and_no_start_from_nothing_follows(tmp_path: Path) -> None:
-    """Newest first: no metadata, a shard missing, one cut off, one bit flipped; then nothing is left."""
-    checkpoints = tmp_path / "checkpoints"
-    paths = []
-    for step in (10, 20, 30, 40, 50):
-        paths.append(save(checkpoints, train(torch.zeros(64), 0, step), step))
-        write_manifest(str(paths[-1]), step, 0)
-    whole, flipped, shortened, without_shard, without_metadata = paths
-    flip(shard_of(flipped), 1000)
-    cut(shard_of(shortened))
-    shard_of(without_shard).unlink()
-    (without_metadata / ".metadata").unlink()
-    code, done = run(tmp_path, 15)
-    assert code == 0, done.stderr
-    assert resume_steps(done) == [10]
-    assert done.stdout.splitlines()[-1] == expected_end(15)
-    reasons = {Path(event.path).name: event.reason for event in done.events(CheckpointSkipped)}
-    assert sorted(reasons) == ["step-20", "step-30", "step-40", "step-50"]
-    for name, word in (("step-20", "SHA-256"), ("step-30", "bytes"), ("step-40", "No such file")):
-        assert word in reasons[name]
-    cut(shard_of(whole))
-    code, done = run(tmp_path, 15)
-    assert code == 93
-    assert "no checkpoint is whole any more, and starting from nothing would throw" in done.stderr
