@@ -41,6 +41,7 @@ from ftrun.launcher.messages import Agent
 from ftrun.launcher.node_state import Graces
 from ftrun.launcher.numa_choice import NumaBinding
 from ftrun.launcher.output import ConsoleText, OutputPump
+from ftrun.launcher.ports import PortBusyError
 from ftrun.launcher.quorum import is_loopback
 from ftrun.launcher.reach import StoreCheck
 from ftrun.launcher.recorder import Recorder
@@ -95,7 +96,11 @@ class Job:
             self._warn(name.degraded)
 
     def run(self, inbox: SignalInbox, first: Sequence[Standby]) -> int:
-        """Build the agent and let it run; returns the exit code."""
+        """Build the agent and let it run; returns the exit code.
+
+        Raises:
+            PortBusyError: the port asked for is taken.
+        """
         self._inbox = inbox
         self._foreign_pids = frozenset(children(os.getpid())) - {one.pid for one in first}
         logs = RunLogs(self._log_options(), self._run_dir / "logs", self._run_id, self._warn)
@@ -120,7 +125,11 @@ class Job:
         exporting.start(account, lambda: agent.turned_at, self._mailbox.post)
         self._stack.callback(exporting.close)
         self._start_health_port(agent)
-        agent.run()
+        try:
+            agent.run()
+        except PortBusyError as error:
+            self._note_end(exit_codes.NO_RENDEZVOUS, str(error), agent)
+            raise
         self._conclude(agent, logs)
         return agent.state.exit_code
 
@@ -351,7 +360,6 @@ class Job:
     def _conclude(self, agent: NodeAgent, logs: RunLogs) -> None:
         """Say how the job ended: to the journal, the person at the terminal, a launcher around this one."""
         state, incident = agent.state, agent.fatal_incident
-        duration_s = time.monotonic() - self._started_at
         if state.exit_code != exit_codes.OK and incident is not None:
             self._print(
                 failure_summary(
@@ -364,9 +372,11 @@ class Job:
                 )
             )
             _copy_error_file(incident.culprit.error_file, os.environ.get("TORCHELASTIC_ERROR_FILE"))
-        self._record(
-            events.RunEnded(state.exit_code, state.end_reason, agent.restart_count, duration_s), durable=True
-        )
+        self._note_end(state.exit_code, state.end_reason, agent)
+
+    def _note_end(self, exit_code: int, reason: str, agent: NodeAgent) -> None:
+        duration_s = time.monotonic() - self._started_at
+        self._record(events.RunEnded(exit_code, reason, agent.restart_count, duration_s), durable=True)
 
 
 def _fresh_run_id() -> str:
