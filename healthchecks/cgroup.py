@@ -70,8 +70,8 @@ class OomCounter:
 
         Only version 2 has one of each cgroup: else it is the whole machine's.
         """
-        for mount, directory, _, limit_file in self._groups():
-            if limit_file == "memory.max" and directory != mount:
+        for _, directory, _, limit_file in self._groups():
+            if limit_file == "memory.max":
                 found = parse_pressure(_text(directory / "memory.pressure"))
                 if found is not None:
                     return found, True

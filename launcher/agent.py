@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from ftrun.launcher import exchange, exit_codes, health, node_state, process
@@ -200,6 +201,7 @@ class Agent:
     def _take_request(self, request: ControlRequest) -> None:
         """A worker wants something of the job; acted on at once."""
         round_number, action = self.state.round_number, request.action
+        request = replace(request, description=self._rounds.mask(request.description))
         name = action.name.title().replace("_", "")  # as nvidia-resiliency-ext writes it
         what = events.RequestReceived(round_number, request.global_rank, name, request.description)
         self._record(what, durable=True)
@@ -283,8 +285,9 @@ class Agent:
             if self._rounds.has_saved():
                 self._membership.tell_saved(self.state.round_number)
         self._pool.sweep()
-        if self._is_moving(now) and self._membership.has_restarts:
-            self._pool.refill()
+        if self._is_moving(now):
+            if self._membership.has_restarts:
+                self._pool.refill()
             self._scout(now)
 
     def _scout(self, now: float) -> None:

@@ -53,13 +53,15 @@ def assess(state: HostState, incident: Incident, seen_as: Incident, now: float) 
 
 
 def _base_step(state: HostState) -> int | None:
-    """Steps that were done before the last round; None if the launcher does not know where it began."""
+    """Steps that were done before the last round; None if the launcher does not know where it began.
+
+    A script may find what it begins from by itself, in a form that is not known here: where anything was in
+    the directory, a round without a checkpoint of the launcher's choice did not begin from nothing for sure.
+    """
     resume = state.memory.resume
     if resume is not None:
         return resume.step
-    known = [one.join.has_checkpoint_dir for one in state.present.values() if one.join is not None]
-    is_known = state.plan.is_resume_known if state.plan is not None else any(known)
-    return 0 if is_known else None
+    return 0 if state.has_begun_from_nothing else None
 
 
 def step_of(exit: RankExit, base: int | None) -> int | None:

@@ -45,6 +45,7 @@ class _Progress:
     seen: list[SeenCheckpoint] = field(default_factory=list)
     skipped: list[SkippedCheckpoint] = field(default_factory=list)
     unverified: list[SkippedCheckpoint] = field(default_factory=list)
+    is_empty: bool = False
     is_late: bool = False
     is_done: bool = False
 
@@ -104,9 +105,19 @@ class Checkpoints:
 
         # The interpreter's end does not wait for it: a read from a dead file server never returns.
         thread = threading.Thread(target=run, name="ftrun-checkpoint", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            slow = self._slow(str(error), timeout_s)
+            return WholeCheckpoints(trusted(self._last, avoided)[:limit], (slow,))
         self._looks.append(thread)
-        thread.start()
         thread.join(timeout_s + _RETURN_S)
+        return self._answer(progress, limit, avoided, timeout_s)
+
+    def _answer(
+        self, progress: _Progress, limit: int, avoided: Collection[str], timeout_s: float
+    ) -> WholeCheckpoints:
+        """What there is of it when the time is over."""
         skipped = tuple(progress.skipped)
         if not progress.is_done:
             skipped += (self._slow("the file system does not answer", timeout_s),)
@@ -115,7 +126,7 @@ class Checkpoints:
         seen = tuple(progress.seen)
         if not seen and (progress.is_late or not progress.is_done):
             seen = trusted(self._last, avoided)[:limit]
-        return WholeCheckpoints(seen, skipped, tuple(progress.unverified))
+        return WholeCheckpoints(seen, skipped, tuple(progress.unverified), progress.is_empty)
 
     def _slow(self, why: str, timeout_s: float) -> SkippedCheckpoint:
         what = f"was not looked through within {timeout_s:g} s (checkpoint.look_timeout)"
@@ -124,6 +135,7 @@ class Checkpoints:
     def _look(
         self, disk: Disk, limit: int, avoided: frozenset[str], share: Share, progress: _Progress
     ) -> None:
+        progress.is_empty = _is_empty(self.directory, disk)
         candidates, unreadable = search(self.directory, self._max_depth, disk)
         progress.skipped += unreadable
         for candidate in order_newest_first(candidates):
@@ -150,6 +162,17 @@ class Checkpoints:
             what = f"{comparison.left} of {total} files were not compared with their checksums in time"
             progress.unverified.append(SkippedCheckpoint(candidate.path, what))
         progress.seen.append(seen)
+
+
+def _is_empty(directory: Path, disk: Disk) -> bool:
+    """Whether nothing is in it, or it is not there: then no script can have found anything there."""
+    try:
+        listing = disk.read_directory(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return not listing.files and not listing.directories
 
 
 def find_newest_whole(directory: Path, max_depth: int = _MAX_DEPTH) -> CheckpointChoice:

@@ -69,6 +69,8 @@ class WholeCheckpoints:
     """Newest first; what is older than the last one in `seen` is not looked at if there are enough."""
     unverified: tuple[SkippedCheckpoint, ...] = ()
     """Of `seen`, those whose checksums were not all compared in time: whole as far as lengths tell."""
+    is_empty: bool = False
+    """Nothing at all is there."""
 
     @property
     def has_lost_any(self) -> bool:

@@ -5,6 +5,7 @@ Which one a round begins from, the host agent decides (`ftrun.launcher.checkpoin
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -32,6 +33,8 @@ class CheckpointOffer:
     """Whole ones, newest first."""
     is_expected: bool = False
     """There is or was one: a start from nothing would throw training away."""
+    is_empty: bool = False
+    """Nothing at all is in the directory: whatever the script does, it begins from nothing."""
 
 
 class CheckpointWatch:
@@ -59,7 +62,7 @@ class CheckpointWatch:
         seen = self._newest
         if seen is None or not seen.saved_ns:
             return None
-        return DiskSave(seen.path, seen.step, time.time() - seen.saved_ns / 1e9)
+        return DiskSave(seen.path, seen.step, time.time() - seen.saved_ns / 1e9, seen.identity)
 
     def offer(self, avoided: Collection[str] = (), has_saved: bool = False) -> CheckpointOffer:
         """Look before a round; `has_saved` says that the script has reported a checkpoint in the last one."""
@@ -67,7 +70,7 @@ class CheckpointWatch:
         self._tell(whole)
         self._offered = whole.seen
         self._has_seen_any |= bool(whole.seen) or has_saved or self.newest is not None
-        return CheckpointOffer(whole.seen, self._has_seen_any or whole.has_lost_any)
+        return CheckpointOffer(whole.seen, self._has_seen_any or whole.has_lost_any, whole.is_empty)
 
     def begin_round(self, plan: Plan) -> None:
         """From now on this node compares the checksums of its share of this round's ranks."""
@@ -83,7 +86,8 @@ class CheckpointWatch:
         """Look while training runs, so that a restart knows most files; in a thread of lowest priority."""
         if self._scout is None or not self._scout.is_alive():
             self._scout = threading.Thread(target=self._look_for_newest, args=(avoided,), daemon=True)
-            self._scout.start()
+            with contextlib.suppress(RuntimeError):  # no thread to be had now: it is looked at another time
+                self._scout.start()
 
     def _look_for_newest(self, avoided: Collection[str]) -> None:
         whole = self._checkpoints.look(1, avoided, self._share, _SCOUT_TIMEOUT_S, is_background=True)

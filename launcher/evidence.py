@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from ftrun.launcher.surroundings import Surroundings
 from ftrun.launcher.workers import Worker
 from ftrun.monitor.case import describe_space
 from ftrun.monitor.evidence_events import EvidenceGathered
-from ftrun.monitor.incident import ErrorRecord, Evidence, FaultReport, MemoryPressure, RankExit
+from ftrun.monitor.excerpts import shorten_exit
+from ftrun.monitor.incident import Evidence, FaultReport, MemoryPressure, RankExit
 from ftrun.monitor.page import PageSnapshot
 from ftrun.monitor.redaction import Redactor
 
@@ -30,6 +31,9 @@ _LOOK_TIMEOUT_S = 0.2
 not held up for one that does not answer."""
 _FILE_NAME = "evidence.json"
 _TAIL_LINES = 50
+_MOST_CHARACTERS = 64 << 10
+"""Of a message, a traceback and the last lines: a thousand frames have less, and what is larger is a dumped
+tensor. Masking and judging them is on the way to a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +124,16 @@ class Gatherer:
             exit_code=status.code,
             exited_at=worker.exited_at,
             is_stopped_by_agent=worker.is_stopped_by_agent,
-            error=None if error is None else self._mask(error),
+            error=error,
             error_file=worker.error_file if error is not None else "",
-            stderr_tail=tuple(map(self._redactor.mask, ends.tails[worker.local_rank][-_TAIL_LINES:])),
+            stderr_tail=ends.tails[worker.local_rank][-_TAIL_LINES:],
             max_rss_bytes=status.max_rss_bytes,
             steps=page.steps,
             last_step=page.reported_step,
             sections=tuple(section.name for section in page.sections),
             stacks_file=worker.stacks_file if _has_content(worker.stacks_file) else "",
         )
+        found = self._mask(found)
         since_start_s = max(0.0, found.failed_at - self._began_at)
         beat_at = page.last_progress_at
         return replace(
@@ -139,9 +144,17 @@ class Gatherer:
             is_stopped_by_agent=worker.is_stopped_by_agent and found.failed_at > seen_at,
         )
 
-    def _mask(self, error: ErrorRecord) -> ErrorRecord:
-        mask = self._redactor.mask
-        return replace(error, message=mask(error.message), traceback=mask(error.traceback))
+    def _mask(self, exit: RankExit) -> RankExit:
+        """Without secrets, and not too long for what is to be done with it before the ranks run again.
+
+        Values that are known go first, since one that is cut would not be known any more.
+        """
+        exit = _map_texts(self._redactor.mask_values, exit)
+        return _map_texts(self._redactor.mask, shorten_exit(exit, _MOST_CHARACTERS, self._resume_from))
+
+    def mask(self, text: str) -> str:
+        """What a script says, without secrets."""
+        return self._redactor.mask(text)
 
     def with_report(self, evidence: Evidence, report: FaultReport | None) -> Evidence:
         """With what the script reported, if it did, in its own words but for secrets."""
@@ -159,6 +172,13 @@ class Gatherer:
         except OSError:
             return evidence
         return kept
+
+
+def _map_texts(mask: Callable[[str], str], exit: RankExit) -> RankExit:
+    error = exit.error
+    if error is not None:
+        error = replace(error, message=mask(error.message), traceback=mask(error.traceback))
+    return replace(exit, error=error, stderr_tail=tuple(map(mask, exit.stderr_tail)))
 
 
 def is_worth_keeping(evidence: Evidence) -> bool:
@@ -192,12 +212,18 @@ def write_whole(path: Path, text: str) -> None:
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="ascii")
+        with open(partial, "w", encoding="ascii", opener=_open_private) as file:
+            file.write(text)
         os.replace(partial, path)
     except OSError:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def _open_private(path: str, flags: int) -> int:
+    """It holds tracebacks and output, which are nobody else's business."""
+    return os.open(path, flags, 0o600)
 
 
 def _has_content(path: str) -> bool:

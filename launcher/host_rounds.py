@@ -331,6 +331,7 @@ def _publish(state: HostState, candidates: Sequence[Join], now: float) -> Step:
         sequence=state.sequence + 1,
         present=present,
         plan=plan,
+        has_begun_from_nothing=_is_nothing_there(chosen),
         away=frozenset(join.agent.incarnation for join in chosen),
         back={},
         gone=(),
@@ -342,6 +343,11 @@ def _publish(state: HostState, candidates: Sequence[Join], now: float) -> Step:
         judgement=None,
     )
     return state, (*told, published)
+
+
+def _is_nothing_there(chosen: Sequence[Join]) -> bool:
+    looking = [join for join in chosen if join.has_checkpoint_dir]
+    return bool(looking) and all(join.is_checkpoint_dir_empty for join in looking)
 
 
 def _close(state: HostState, verdict: Verdict, now: float) -> Step:

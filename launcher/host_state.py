@@ -73,6 +73,8 @@ class HostState:
     """The same agents by node."""
     plan: JobPlan | None = None
     """Of the last round that this host agent has closed."""
+    has_begun_from_nothing: bool = False
+    """Before that round the checkpoint directory was empty on every node that has one."""
     fenced: frozenset[str] = frozenset()
     """Incarnations that others have replaced on their nodes: what still comes from them is late."""
     replaced: Mapping[str, Presence] = field(default_factory=dict)

@@ -301,6 +301,7 @@ class Membership:
             has_checkpoint_dir=offer.has_checkpoint_dir,
             checkpoints=offer.checkpoints,
             is_resume_expected=offer.is_resume_expected,
+            is_checkpoint_dir_empty=offer.is_checkpoint_dir_empty,
             sequence=state.sequence,
             request=state.request,
             order=self._order,

@@ -153,6 +153,8 @@ class Join:
     """Why the node should not take part; its fatal ailments."""
     is_resume_expected: bool = False
     """There is or was a checkpoint below its directory: a start from nothing would throw training away."""
+    is_checkpoint_dir_empty: bool = False
+    """Nothing at all is in its checkpoint directory: a script cannot have begun from what is there."""
     gpus: tuple[str, ...] = ()
     """UUID of each slot's GPU, if the node can go on without a single one of them; else none."""
 

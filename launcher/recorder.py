@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ftrun.monitor import events
 from ftrun.monitor.journal import Journal
-from ftrun.monitor.log import DEBUG, Terminal, level_of
+from ftrun.monitor.log import DETAIL, Terminal
 from ftrun.monitor.records import Record
 
 
@@ -25,10 +25,11 @@ class Recorder:
 
     def __call__(self, event: events.Event, durable: bool = False) -> None:
         """Journal `event`; a `durable` one is on the disk when this returns. The agent's thread only."""
-        if self._is_reduced and level_of(event) <= DEBUG:
-            return
+        if self._is_reduced and isinstance(event, DETAIL):
+            record = self._journal.stamp(event)
+        else:
+            record = self._journal.append(event, durable=durable)
         self._is_reduced |= isinstance(event, events.JournalReduced)
-        record = self._journal.append(event, durable=durable)
         self._terminal.show(record)
         for observer in self._observers:
             observer(record)

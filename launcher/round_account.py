@@ -26,6 +26,8 @@ class DiskSave:
     path: str
     step: int | None
     age_s: float
+    identity: str
+    """Another for each save into the same place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class RoundAccount:
     saves_told_at: float = 0.0
     awaiting: tuple[int | str | None, float] | None = None
     """A save that not all ranks have reported yet, and when the first had."""
-    disk_path: str = ""
+    disk_identity: str = ""
     """The checkpoint on the disk that was there before, or was told of."""
     saved: tuple[int | None, float] | None = field(default=None)
     """Step and time of the newest save in this round."""
@@ -157,9 +159,9 @@ def _name_of(page: PageSnapshot) -> int | str | None:
 def _note_disk(account: RoundAccount, look: Look) -> tuple[RoundAccount, tuple[Event, ...]]:
     """A script that reports no saves is seen to save by what becomes whole on the disk."""
     found = look.on_disk
-    if found is None or found.path == account.disk_path:
+    if found is None or found.identity == account.disk_identity:
         return account, ()
-    account = replace(account, disk_path=found.path)
+    account = replace(account, disk_identity=found.identity)
     saved_at = look.now - found.age_s
     if saved_at < account.began_at:  # it is what the round began from, or was seen late
         return account, ()

@@ -77,6 +77,7 @@ class Offer:
     """Whole ones, newest first."""
     is_resume_expected: bool = False
     """There is or was one: a start from nothing would throw training away."""
+    is_checkpoint_dir_empty: bool = False
 
 
 class Rounds:
@@ -114,6 +115,7 @@ class Rounds:
         self.placement = Placement(())
         """Of the next round's workers; set before `open`."""
         self.keep = evidence.keep
+        self.mask = evidence.mask
         self.end = group.end
         self.pass_on = group.pass_on
 
@@ -170,7 +172,7 @@ class Rounds:
         if self._checkpoints is None:
             return Offer(port, False, ())
         offer = self._checkpoints.offer(avoided, self._has_reported_save)
-        return Offer(port, True, offer.seen, offer.is_expected)
+        return Offer(port, True, offer.seen, offer.is_expected, offer.is_empty)
 
     def checkpoint_saved_at(self, plan: Plan) -> float | None:
         """When what a round begins from was saved (CLOCK_MONOTONIC, seconds); None if unknown."""

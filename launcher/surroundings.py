@@ -28,15 +28,20 @@ class Look(Generic[_Answer]):
 
     def begin(self, answers: Iterable[_Answer]) -> None:
         """Take the answers one by one; nothing is begun while an older look still waits for one."""
-        if self._thread is None or not self._thread.is_alive():
-            self._answers = found = []
+        self._answers = found = []  # also then: what an older look has seen is of another round
+        if self._thread is not None and self._thread.is_alive():
+            return
 
-            def take() -> None:
-                for answer in answers:
-                    found.append(answer)  # one by one, so that those before a hung one are seen
+        def take() -> None:
+            for answer in answers:
+                found.append(answer)  # one by one, so that those before a hung one are seen
 
-            self._thread = threading.Thread(target=take, name="ftrun-surroundings", daemon=True)
-            self._thread.start()
+        thread = threading.Thread(target=take, name="ftrun-surroundings", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the job's threads have used up what there is: it may be why the round ended
+            return
+        self._thread = thread
 
     def answers(self, timeout_s: float) -> tuple[_Answer, ...]:
         """Those of the last look that have come, or come within `timeout_s` seconds."""

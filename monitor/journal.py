@@ -52,9 +52,13 @@ class Journal:
         self._fd = _open_private_file(path)
         self._is_torn = _lacks_newline(self._fd)
 
+    def stamp(self, event: Event) -> Record:
+        """The event as it would be written now."""
+        return Record(ts=self._wall_clock(), at=self._clock(), node=self._node, event=event)
+
     def append(self, event: Event, *, durable: bool = False) -> Record:
         """Write the event and return its record; `durable` waits until it is on the disk (decisions)."""
-        record = Record(ts=self._wall_clock(), at=self._clock(), node=self._node, event=event)
+        record = self.stamp(event)
         line = to_json(record).encode("ascii") + b"\n"
         try:
             self._write(line)

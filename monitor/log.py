@@ -38,7 +38,7 @@ _ALWAYS = (
     ev.RendezvousAwaited, ev.HealthCheckDelayed, ev.GpuMemoryAwaited, ev.NodeExcluded, ev.ExclusionSuspended,
     ev.SlotsReduced, ev.MetricsServed, ev.MetricsDegraded, ev.LogsDropped, ev.JournalReduced,
 )  # fmt: skip
-_DETAIL = (
+DETAIL = (
     ev.StandbyStarted, ev.StandbyReadied, ev.StandbyDiscarded, ev.PreloadLearned, ev.UnknownEvent,
 )  # fmt: skip
 
@@ -90,7 +90,7 @@ def level_from(environ: Mapping[str, str]) -> int:
 
 def level_of(event: ev.Event) -> int:
     """How much the event matters to a person at the terminal, on the scale of Python's logging."""
-    if isinstance(event, _DETAIL):
+    if isinstance(event, DETAIL):
         return DEBUG
     if isinstance(event, ev.RunEnded):
         has_news = event.exit_code != 0 or event.restart_count > 0

@@ -57,14 +57,20 @@ def make_run_directory(run_id: str, environ: Mapping[str, str]) -> RunDirectory:
         _try_to_write(preferred)
     except OSError as error:
         with suppress(OSError):
-            fallback.mkdir(parents=True, exist_ok=True)
+            _make_private(fallback)
         reason = f"{preferred} cannot be used: {error.strerror or error}; journal and logs are in {fallback}"
         return RunDirectory(fallback, reason)
     return RunDirectory(preferred)
 
 
+def _make_private(directory: Path) -> None:
+    """What is in it, tracebacks and output, is nobody else's business."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, exist_ok=True)
+
+
 def _try_to_write(directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
+    _make_private(directory)
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".probe-") as file:
             file.write(_PROBE)

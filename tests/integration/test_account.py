@@ -85,7 +85,9 @@ def test_checkpoint_that_no_script_reports_is_seen_on_the_disk(tmp_path: Path) -
         "    heartbeat(); time.sleep(0.02)\n"
         "    if (directory / 'save').exists(): save(20)"
     )
-    with start(tmp_path, "--ft-checkpoint-dir", str(tmp_path / "c"), WORKER, code) as run:
+    # The last chance is looked at too.
+    options = ("--max-restarts", "0", "--ft-checkpoint-dir", str(tmp_path / "c"))
+    with start(tmp_path, *options, WORKER, code) as run:
         run.wait_for_event(events.WorkerProgressed)
         (tmp_path / "save").touch()
         run.wait_until(

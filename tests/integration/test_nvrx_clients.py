@@ -239,7 +239,7 @@ def control_requests(node: Node, client: Client) -> None:
     ):
         request = f"WorkloadControlRequest(WorkloadAction.{name}, 'why')"
         client.does(f"client.send_workload_control_request({request})")
-        assert node.requests.get_nowait() == ControlRequest(0, action, "why")
+        assert node.requests.get(timeout=DEADLINE_S) == ControlRequest(0, action, "why")
 
 
 def test_killed_clients_and_second_processes(node: Node) -> None:

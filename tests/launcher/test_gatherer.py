@@ -121,6 +121,20 @@ def test_kernel_s_figures_of_the_round(node: Node) -> None:
     assert found.pressure == MemoryPressure(12.5, 7.25, is_of_cgroup=True)
 
 
+def test_pressure_of_a_container_is_its_own(tmp_path: Path) -> None:
+    """In a namespace of its own the job's group is the root that it sees."""
+    for place, pressure in (("cgroup", PRESSURE), ("proc/pressure", PRESSURE.replace("12.50", "0.00"))):
+        (tmp_path / place).mkdir(parents=True)
+        name = "memory.pressure" if place == "cgroup" else "memory"
+        (tmp_path / place / name).write_text(pressure)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "cgroup/memory.events").write_text("oom_kill 0\n")
+    found = OomCounter(tmp_path / "proc", tmp_path / "cgroup").memory_pressure()
+    assert found is not None
+    assert (found[0].some_avg10, found[1]) == (12.5, True)
+
+
 def test_pressure_of_the_machine_where_the_cgroup_has_none(node: Node) -> None:
     """Cgroups of version 1 have no such file, and old kernels have none at all."""
     node.begin()

@@ -252,6 +252,20 @@ def test_rounds_that_bring_nothing_new_end_the_job_with_93() -> None:
     assert "2 restarts in a row brought no new step and no new checkpoint" in verdict.reason
 
 
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_script_that_finds_its_own_checkpoints_is_not_said_to_bring_nothing_new(is_empty: bool) -> None:
+    """Where anything is in the directory, it may be what the script began from, in a form unknown here."""
+    config = RestartConfig(max_no_progress=2, max_same_failure=0)
+    fields = {"has_checkpoint_dir": True, "is_checkpoint_dir_empty": is_empty}
+    job = Job(replace(RULES_9, max_nodes=2), max_restarts=99)
+    job.decide = partial(policy.decide, max_restarts=99, config=config)
+    job.get(*(job.join(node, **fields) for node in "ab"), at=1.0)
+    for at, steps in ((10.0, 90), (20.0, 50), (30.0, 40), (40.0, 30)):
+        if job.verdict is None:
+            fail(job, "b", at, steps=steps, **fields)
+    assert (job.verdict is not None) is is_empty
+
+
 def test_new_checkpoint_is_progress_for_the_host_agent() -> None:
     """Each round saves one more, though none comes as far as the first."""
     config = RestartConfig(max_no_progress=1, max_same_failure=0)

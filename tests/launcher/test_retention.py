@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import time
 from pathlib import Path
 
 from hypothesis import given
@@ -94,7 +96,41 @@ def test_reduced_journal_has_what_matters(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "n.jsonl", "n", lambda: 1.0, lambda: 2.0, lambda text: None)
     record = Recorder(journal, configure("human", io.StringIO()), None)
     detail, decision = ev.StandbyReadied(1, 0.5, 3), ev.RestartDecided(0, "restart", "why", 0.0, 1, 3)
-    for event in (detail, ev.JournalReduced(600, 500), detail, decision):
+    seen: list[ev.Event] = []
+    record.add(lambda one: seen.append(one.event))
+    quiet = ev.ProgressObserved(0, 7, 7, 0.1, None, None, None, is_told=False)
+    told = (detail, ev.JournalReduced(600, 500), detail, quiet, decision)
+    for event in told:
         record(event)
     journal.close()
-    assert [one.event for one in read(journal.path)] == [detail, ev.JournalReduced(600, 500), decision]
+    kept = [detail, ev.JournalReduced(600, 500), quiet, decision]
+    assert [one.event for one in read(journal.path)] == kept
+    assert seen == list(told), "metrics and the terminal have no less"
+
+
+def test_logs_of_earlier_runs_in_the_directory_go_first(tmp_path: Path) -> None:
+    """A pod that is started again in place, or a fixed id: without that they would stay for ever."""
+    day_s = 86400.0
+    earlier, own = make_rounds(tmp_path / "a", 3, 1000), make_rounds(tmp_path / "b", 3, 1000)
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    places = []
+    for number, (one, age_s) in enumerate(
+        [(earlier[1], 2 * day_s), (earlier[0], 3 * day_s), (earlier[2], 60.0)]
+    ):
+        places.append(one.rename(logs / f"attempt_{number}.1"))
+        os.utime(places[-1] / "0" / "stdout.log", (time.time() - age_s,) * 2)
+    rounds = [one.rename(logs / one.name) for one in own]
+    [dropped] = looked(tmp_path / "run", 4500, rounds)
+    assert isinstance(dropped, ev.LogsDropped)
+    assert dropped.paths == (str(places[1]), str(places[0])), "not what somebody has written to just now"
+
+
+def test_nothing_is_said_after_the_end(tmp_path: Path) -> None:
+    """Who would hear it is gone, and so is its descriptor."""
+    said: list[ev.Event] = []
+    rounds = make_rounds(tmp_path, 5, 1000)
+    retention = Retention(tmp_path, 3500, lambda: rounds, said.append)
+    retention.close()
+    retention.look()
+    assert said == []

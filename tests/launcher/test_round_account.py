@@ -185,8 +185,8 @@ def test_files_of_their_own_are_one_save_by_their_step() -> None:
 def test_checkpoint_that_appears_on_the_disk_is_told_of_a_script_that_reports_none() -> None:
     """Once; what was there before the round is what it began from."""
     one = Round()
-    assert one.look(10, on_disk=DiskSave("/c/step-100", 100, 500.0)) == ()
-    found = DiskSave("/c/step-200", 200, 4.0)
+    assert one.look(10, on_disk=DiskSave("/c/step-100", 100, 500.0, "100@1")) == ()
+    found = DiskSave("/c/step-200", 200, 4.0, "200@2")
     assert one.look(50, on_disk=found) == (CheckpointSaved(2, None, "/c/step-200", 200, None, 4.0, 1),)
     assert one.look(60, on_disk=replace(found, age_s=14.0)) == ()
     one.step(60, 9)
@@ -197,10 +197,18 @@ def test_checkpoint_that_appears_on_the_disk_is_told_of_a_script_that_reports_no
     assert (told.checkpoint_step, told.checkpoint_age_s) == (200, 74.0)
 
 
+def test_save_in_the_place_of_the_last_one_is_another() -> None:
+    """`last.ckpt`, and torch's own tutorial's `snapshot.pt`."""
+    one = Round()
+    for number in range(3):
+        saved = DiskSave("/c/last.ckpt", None, 1.0, f"/c/last.ckpt@{number}")
+        assert len(one.look(100 + 10 * number, on_disk=saved)) == 1
+
+
 def test_what_the_script_reports_is_not_told_again_from_the_disk() -> None:
     """One save, one event."""
     one = Round()
     for rank in (0, 1):
         one.save(rank, 20.0, 150)
     assert len(one.look(21)) == 1
-    assert one.look(30, on_disk=DiskSave("/c/x", 150, 10.0)) == ()
+    assert one.look(30, on_disk=DiskSave("/c/x", 150, 10.0, "x@3")) == ()

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from ftrun.launcher.surroundings import Look, Surroundings, read_space
 from ftrun.monitor.flight_recorder import dump_file
 
@@ -55,9 +57,9 @@ def test_place_that_does_not_answer_hides_nothing_before_it() -> None:
     assert look.answers(0.0) in ((), ("first",))
     assert wait_for(look, ("first",))
     look.begin(iter(["of a second look"]))
-    assert look.answers(0.0) == ("first",)
+    assert look.answers(0.0) == (), "what the first has seen is of another round"
     is_over.set()
-    assert look.answers(DEADLINE_S) == ("first", "second")
+    assert look.answers(DEADLINE_S) == ()
     look.begin(iter(["third"]))
     assert look.answers(DEADLINE_S) == ("third",)
 
@@ -82,3 +84,19 @@ def test_dump_of_this_round_is_found_and_an_older_one_is_not(tmp_path: Path) -> 
     surroundings = Surroundings(environ, None)
     surroundings.look_for_dumps([3, 4], 999.0)
     assert surroundings.dumps(DEADLINE_S) == {3: f"{new}3"}
+
+
+def test_failure_of_a_job_that_has_used_up_all_threads_ends_no_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told without what could not be looked at; a later look begins anew."""
+    look = Look[str]()
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", refuse)
+        look.begin(iter(["unseen"]))
+    assert look.answers(0.0) == ()
+    look.begin(iter(["seen"]))
+    assert look.answers(DEADLINE_S) == ("seen",)
+
+
+def refuse(thread: threading.Thread) -> None:
+    """As Python does where the system gives no thread."""
+    raise RuntimeError("can't start new thread")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import tempfile
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def test_run_directory_is_made_in_the_state_directory(tmp_path: Path, environ: d
     made = make_run_directory("a job/1", environ)
     assert (made.path, made.degraded) == (tmp_path / "state/ftrun/a_job_1", "")
     assert list(made.path.iterdir()) == []
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o700, "what is said in there is for its user"
 
 
 def test_a_state_directory_that_takes_no_files_is_left_for_the_temporary_one(
