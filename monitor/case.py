@@ -164,12 +164,20 @@ def is_of_damaged_checkpoint(case: Case) -> bool:
 def is_in_loading_section(case: Case) -> bool:
     """The script said that it was loading, before any progress of a round that began from a checkpoint."""
     has_checkpoint = bool(case.evidence.resume_from) and not case.evidence.has_progressed
-    return has_checkpoint and any(map(texts.LOADING_SECTION.search, case.exit.sections))
+    return has_checkpoint and texts.LOADING_SECTION.search(_telling_section(case)) is not None
 
 
 def is_in_saving_section(case: Case) -> bool:
-    """The script said that it was saving."""
-    return any(map(texts.SAVING_SECTION.search, case.exit.sections))
+    """The script said that it was saving: "load_checkpoint" names both, and is loading."""
+    name = _telling_section(case)
+    return not texts.LOADING_SECTION.search(name) and texts.SAVING_SECTION.search(name) is not None
+
+
+def _telling_section(case: Case) -> str:
+    """The innermost whose name says that it loads or saves: "resume" may hold a "save"; "" if none does."""
+    names = reversed(case.exit.sections)
+    patterns = (texts.LOADING_SECTION, texts.SAVING_SECTION)
+    return next((name for name in names if any(one.search(name) for one in patterns)), "")
 
 
 def tells_of_others(case: Case) -> bool:

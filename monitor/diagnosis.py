@@ -371,7 +371,9 @@ def _reasons_around(round_: _Round, cause: _Cause, collateral: Sequence[RankExit
         if early:
             who = name_ranks(early)
             reasons.append(f"{who} had ended well before the others were done, who may have waited for it")
-    if collateral and not cause.is_hang:
+    # Those of a job that its script ended did as they were told, the one that asked for it among them.
+    if collateral and not cause.is_hang and cause.kind is not IncidentKind.USER_STOP:
         ranks = list_ranks(exit.rank for exit in collateral)
-        reasons.append(f"{count(len(collateral), 'other rank')} fell with it: {ranks}")
+        others = "rank" if cause.kind is IncidentKind.UNKNOWN else "other rank"
+        reasons.append(f"{count(len(collateral), others)} fell with it: {ranks}")
     return tuple(reasons)

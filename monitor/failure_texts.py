@@ -90,10 +90,13 @@ SAVER = re.compile(
 )
 """Frames of what writes tensors to files, by the same libraries."""
 
-LOADING_SECTION = re.compile(r"(?i)(?:load|restor|resum)\w*")
-SAVING_SECTION = re.compile(r"(?i)sav(?:e|ing)\w*|checkpoint")
+LOADING_SECTION = re.compile(
+    r"(?i)(?<![a-z])(?:re)?load(?!er|(?:ing)?[_ .-]?(?:batch|data|sample))|(?<![a-z])(?:restor|resum)"
+    r"|(?:checkpoint|ckpt)[_ .-]?(?:load|restor|resum)"
+)
+SAVING_SECTION = re.compile(r"(?i)(?<![a-z])(?:auto)?sav(?:e|ing)|checkpoint")
 """Names that scripts give to the sections in which they do so (nvidia-resiliency-ext's examples: "setup",
-"step", "checkpoint")."""
+"step", "checkpoint"). A name that fits both loads. Data loaders, downloads and payloads are neither."""
 
 DAMAGE = re.compile(
     # caffe2/serialize/inline_container.cc, torch/csrc/serialization.cpp
@@ -150,14 +153,17 @@ NO_HOST_MEMORY = re.compile(
 )
 """c10/core/impl/alloc_cpu.cpp, strerror(ENOMEM)."""
 
-LOADER_KILLED = re.compile(r"DataLoader worker \(pid.* (?:is killed by signal: Killed|exited unexpectedly)")
+LOADER_KILLED = re.compile(
+    r"DataLoader worker \(pid.{0,1000} (?:is killed by signal: Killed|exited unexpectedly)"
+)
 LOADER_BUS_ERROR = re.compile(
-    r"DataLoader worker .* is killed by signal: Bus error|Unexpected bus error .* in worker"
+    r"DataLoader worker .{0,1000} is killed by signal: Bus error|Unexpected bus error .{0,500} in worker"
 )
 LOADER_FAILED = re.compile(
     r"DataLoader worker \(pid|in DataLoader worker process \d+|DataLoader timed out after \d+ seconds"
 )
-"""torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py and _utils/worker.py."""
+"""torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py and _utils/worker.py. A hundred pids have a
+thousand characters; without a bound, a line with many beginnings would be searched to its end as often."""
 
 TOLD_BY_LOADER = re.compile(
     r"(?P<head>Caught \w+ in DataLoader worker process \d+)\.\n"
@@ -215,7 +221,7 @@ PEER_GONE = re.compile(
     r"|[Cc]onnection refused|Broken pipe"
     # c10d TCPStore.cpp, socket.cpp, ProcessGroupGloo.cpp
     r"|wait timeout after \d+ms|Timed out after \d+ seconds waiting for clients"
-    r"|[Ss]ocket .*timed out after|timed out in monitoredBarrier"
+    r"|[Ss]ocket .{0,500}timed out after|timed out in monitoredBarrier"
 )
 """Sockets and the store by which ranks find each other."""
 
@@ -230,7 +236,9 @@ FINGERPRINT_NOISE = (
     (re.compile(r"0x[0-9a-fA-F]+"), "#"),
     # Names that tempfile makes; they have letters that a rule for digits would leave.
     (re.compile(r"\btmp[a-z0-9_]{8}\b"), "tmp#"),
-    (re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{4,}(?:-[0-9a-fA-F]{4,})*\b"), "#"),
+    # With a digit among the first 40, as any UUID or hash has: looking at all that follows, at each word of
+    # "a-b-a-b", would take minutes for a megabyte.
+    (re.compile(r"\b(?=[a-fA-F-]{0,40}\d)[0-9a-fA-F]{4,}(?:-[0-9a-fA-F]{4,})*\b"), "#"),
     (re.compile(r"\d+"), "#"),
     (re.compile(r"\s+"), " "),
 )

@@ -93,6 +93,22 @@ def test_requests_of_the_own_client(
     check_end(run, code, shown)
 
 
+def test_reason_is_told_without_secrets(tmp_path: Path) -> None:
+    """In the journal, in the incident and on the terminal; one rank that stops itself is no other rank."""
+    script = OWN.replace("rank == 1", "rank == 0").format(
+        function="request_stop", reason="refused: db_password=hunter22", after="pass"
+    )
+    exit_code, run = finish(tmp_path, WORKER, script)
+    assert exit_code == 93, run.stderr
+    assert requests_of(run) == [(0, "ShutdownWorkload", "refused: db_password=***")]
+    [incident] = run.events(events.IncidentDiagnosed)
+    assert "db_password=***" in incident.reasons[0]
+    assert "fell with it" not in run.stderr
+    assert "hunter22" not in run.stderr
+    assert not any("hunter22" in repr(record) for record in run.events(events.RoundStopOrdered))
+    check_end(run, 93, "refused: db_password=***")
+
+
 def test_request_during_the_pause_before_a_restart(tmp_path: Path) -> None:
     """What outlived its round, or a person on the node, is heard then too, and nothing starts any more."""
     pause = ("--ft-set", "restart.backoff_initial=60", "--ft-set", "restart.backoff_max=60")

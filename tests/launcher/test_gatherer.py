@@ -173,6 +173,32 @@ def test_secrets_are_masked_in_all_texts(node: Node) -> None:
     assert exit.error_file == str(error_file)
 
 
+def test_long_texts_are_cut_before_they_are_looked_at(node: Node) -> None:
+    """To what tells the kind of failure; a secret at the cut is not left in part."""
+    node.begin()
+    limit = 64 << 10
+    head = "x " * (limit // 2 - 4)
+    text = f"{head}hunter22hunter22 {'a-b-' * 500_000} No space left on device"
+    error_file = node.write("error.json", json.dumps({"message": f"ValueError: {text}"}))
+    began_at = time.process_time()
+    found = node.gather(
+        [Worker(1, 1, error_file=str(error_file))], tail=("y" * 3_000_000, "CUDA out of memory")
+    )
+    assert time.process_time() - began_at < 5.0
+    (exit,) = found.exits
+    assert exit.error is not None
+    assert len(exit.error.message) < limit + 1000
+    assert "No space left on device" in exit.error.message
+    assert "hunter" not in exit.error.message
+    assert sum(map(len, exit.stderr_tail)) < limit + 1000
+    assert exit.stderr_tail[-1] == "CUDA out of memory"
+
+
+def test_what_a_script_says_is_told_without_secrets(node: Node) -> None:
+    """As what it leaves behind is."""
+    assert node.gatherer.mask("bad password=abc, hunter22hunter22") == "bad password=***, ***"
+
+
 def test_report_is_told_without_secrets(node: Node) -> None:
     """It is the script's own text."""
     report = FaultReport(1, IncidentKind.NAN_LOSS, "password=abc gave hunter22hunter22")

@@ -110,7 +110,7 @@ def test_nothing_failed_and_no_reason_is_refused() -> None:
 def test_unknown_cause_tells_why_the_round_was_stopped() -> None:
     """The order to stop may be all that is left of a failure."""
     found = diagnose([QUIET_A], stop_reason="rank 3 hangs for 12 s")
-    assert found.reasons[0] == "rank 3 hangs for 12 s"
+    assert found.reasons == ("rank 3 hangs for 12 s", "2 ranks fell with it: 0, 1")
     again = diagnose([QUIET_A], stop_reason="rank 5 hangs for 7 s")
     assert found.fingerprint == again.fingerprint
 
@@ -119,9 +119,9 @@ def test_unknown_cause_tells_why_the_round_was_stopped() -> None:
 def test_end_that_the_script_asked_for_is_that_and_nothing_else(evidences: list[Evidence]) -> None:
     """However the ranks then ended, they did as they were told; the reason is the script's own."""
     found = asked_to_stop(evidences, "rank 2 asks for ShutdownWorkload: it has converged", "b")
-    assert (found.kind, found.reasons[0]) == (
+    assert (found.kind, found.reasons) == (
         KIND.USER_STOP,
-        "rank 2 asks for ShutdownWorkload: it has converged",
+        ("rank 2 asks for ShutdownWorkload: it has converged",),
     )
     assert found.culprit.pid == 0
     assert {exit.rank for exit in found.collateral} == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from string import Formatter
 
@@ -11,6 +12,7 @@ import pytest
 from ftrun.monitor import failures, incidents_doc, signatures
 from ftrun.monitor.case import Case
 from ftrun.monitor.diagnosis import diagnose
+from ftrun.monitor.excerpts import shorten_exit
 from ftrun.monitor.incident import (
     ErrorRecord,
     Evidence,
@@ -274,6 +276,53 @@ def test_every_signature_says_where_it_is_from_and_how_sure_it_is(row: Signature
     known = set(CASES["exception"][0].words())
     named = {name for text in (row.sentence, row.hint) for _, name, *_ in Formatter().parse(text) if name}
     assert named <= known
+
+
+SECTIONS = {
+    "in a section that loads": [
+        ("load_checkpoint",), ("checkpoint_load",), ("CheckpointLoading",), ("Restore",), ("resume_from",),
+        ("checkpoint", "reload"), ("model.load_state",),
+    ],
+    "in a section that saves": [
+        ("save",), ("checkpoint",), ("async_saving",), ("autosave",), ("upload_checkpoint",),
+        ("resume_training", "save"),
+    ],
+    "exception": [
+        ("dataloader_setup",), ("download",), ("payload",), ("load_data",), ("loader",), ("loading batch",),
+        ("step",), ("offload",), (),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "names"), [(row, names) for row, of in SECTIONS.items() for names in of])
+def test_names_of_sections(row: str, names: tuple[str, ...]) -> None:
+    """By whole words, of the innermost that says one or the other."""
+    assert judged(raised("KeyError", "optimizer", sections=names, **RESUMED)).signature == row
+
+
+@pytest.mark.parametrize("piece", ["aB3/+", "socket ", "DataLoader worker (pid 1) ", "Unexpected bus error "])
+def test_long_lines_are_searched_in_time(piece: str) -> None:
+    """Half a megabyte takes a second at most; where each beginning was searched to the end, ten."""
+    text = piece * ((1 << 19) // len(piece))
+    record = ErrorRecord("RuntimeError", text, "")
+    began_at = time.process_time()
+    shorten_exit(RankExit(0, 0, 100, 1, 0.0, False, record), 64 << 10)
+    assert time.process_time() - began_at < 5.0
+
+
+@pytest.mark.parametrize("piece", ["a-b-", "abcd-", "beef ", "0", "tmp_", "0x", "a-b-a-b-c1 "])
+def test_noise_is_taken_out_in_time(piece: str) -> None:
+    """A megabyte takes half a second; where each word looked at all that follows, minutes."""
+    text = piece * ((1 << 20) // len(piece))
+    began_at = time.process_time()
+    failures.without_noise(text)
+    assert time.process_time() - began_at < 5.0
+
+
+def test_noise_is_hex_with_a_digit() -> None:
+    """A word of the letters a to f stays."""
+    text = "at deadbeef-0123 of 123e4567-e89b-12d3-a456-426614174000, a faded facade"
+    assert failures.without_noise(text) == "at # of #, a faded facade"
 
 
 @pytest.mark.parametrize("table", [signatures.EXCEPTIONS, signatures.SIGNALS, signatures.EXIT_CODES])
