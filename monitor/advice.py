@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from statistics import mean, median
 from typing import TypeAlias
 
@@ -17,12 +18,15 @@ from ftrun.monitor.checkpoint_interval import best_interval_s, cost
 from ftrun.monitor.durations import percent, short
 from ftrun.monitor.goodput import Bucket, Ledger
 from ftrun.monitor.history import Incident, Outcome, Run
+from ftrun.monitor.lives import Save
 from ftrun.monitor.remedies import remedy_of
 
 _NOTABLE = 0.02
 """Part of all node-seconds from which a bucket is worth a word."""
 _WORTH_IT = 0.005
 """Part of the training time that another interval between saves must save at least."""
+_KEPT_BACK_S = 7.0
+"""Longest that an agent keeps a save back: 5 s since the last that it told of, and 2 s for other ranks."""
 _SLOW_STOP_S = 4.0
 _SLOW_DETECTION_S = 60.0
 _FAST_START_S = 2.0
@@ -59,16 +63,41 @@ def how_it_saves(run: Run, ledger: Ledger) -> Saving | None:
     steps = sum(work.steps or 0 for work in run.work)
     active_s = sum(ledger.total[bucket] for bucket in (Bucket.PRODUCTIVE, Bucket.REDONE))
     nodes = max((len(one.shifts) for one in run.rounds), default=0)
-    intervals: list[int] = []
+    intervals: list[float] = []
     blocking: list[float] = []
     for one in run.rounds:
         saves = max((node.shift.saves for node in one.shifts), key=len, default=())
-        known = sorted((save.step, save.count) for save in saves if save.step is not None)
-        intervals += [round((b - a) / count) for (a, _), (b, count) in pairwise(known) if b > a]
-        blocking += [save.blocking_s for save in saves if save.blocking_s > 0]
+        steps_between, blocking_s = _measure(saves)
+        intervals += steps_between
+        blocking += blocking_s
     if not intervals or not steps or not nodes or active_s <= 0:
         return None
-    return Saving(round(median(intervals)), active_s / nodes / steps, mean(blocking) if blocking else None)
+    return Saving(
+        max(1, round(median(intervals))), active_s / nodes / steps, mean(blocking) if blocking else None
+    )
+
+
+def _measure(saves: Sequence[Save]) -> tuple[list[float], list[float]]:
+    """Steps between the saves of a round, and the seconds that those took for which that is known.
+
+    Counts and seconds are of reports, and a script may report several files of one step: at least as many as
+    leave no more saves between two that were told of than there can have been.
+    """
+    known = sorted((save.step, save.at, save.count) for save in saves if save.step is not None)
+    pairs = [(b - a, until - since, count) for (a, since, _), (b, until, count) in pairwise(known) if b > a]
+    files = max((ceil(count / _most_saves(steps, apart_s)) for steps, apart_s, count in pairs), default=1)
+    intervals = [steps / max(1.0, count / files) for steps, _, count in pairs]
+    return intervals, [save.blocking_s * files for save in saves if save.blocking_s > 0]
+
+
+def _most_saves(steps: int, apart_s: float) -> int:
+    """How many there were at most from one that was told of to the next, at even distances.
+
+    No more than steps; and the first of them would have been told of, had it come after `_KEPT_BACK_S`.
+    """
+    if apart_s <= _KEPT_BACK_S:
+        return steps
+    return min(steps, int(apart_s / (apart_s - _KEPT_BACK_S)))
 
 
 def _main_cause(run: Run, _: Ledger) -> Advice | None:

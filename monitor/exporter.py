@@ -119,7 +119,8 @@ class Exporter:
 
     def _collect(self) -> Iterator[Family]:
         with self._lock:
-            values = samples(self._present(), self._levels(), self._turned_at(), time.monotonic())
+            now, now_ts = time.monotonic(), time.time()
+            values = samples(self._present(), self._levels(), self._turned_at(), now, now_ts)
         return _families(values, self._labels)
 
     def _present(self) -> Present:
@@ -132,16 +133,16 @@ class Exporter:
         written_at, has_warned = -interval_s, False
         while True:
             is_last = self._ended.wait(TAKE_EVERY_S)
-            with self._lock:
-                self._present()
-            if path is not None and (is_last or time.monotonic() - written_at >= interval_s):
-                written_at = time.monotonic()
-                try:
+            try:
+                with self._lock:
+                    self._present()
+                if path is not None and (is_last or time.monotonic() - written_at >= interval_s):
+                    written_at = time.monotonic()
                     self._write(path)
-                except OSError as error:
-                    if not has_warned:
-                        has_warned = True
-                        on_warning(f"metrics cannot be written to {path}: {error.strerror or error}")
+            except Exception as error:  # whatever it is, the next turn may go well
+                if not has_warned:
+                    has_warned = True
+                    on_warning(_complaint(path, error))
             if is_last:
                 return
 
@@ -175,14 +176,25 @@ def _families(values: Sequence[Sample], common: Sequence[str]) -> Iterator[Famil
             histogram = HistogramMetricFamily(metric.name, metric.meaning, labels=labels)
             for one in own:
                 buckets = [(_bound(bound), count) for bound, count in one.buckets]
-                histogram.add_metric([*common, *one.labels], buckets, one.value)
+                histogram.add_metric(_encodable([*common, *one.labels]), buckets, one.value)
             yield histogram
             continue
         form = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
         family = form(metric.name, metric.meaning, labels=labels)
         for one in own:
-            family.add_metric([*common, *one.labels], one.value)
+            family.add_metric(_encodable([*common, *one.labels]), one.value)
         yield family
+
+
+def _encodable(labels: Sequence[str]) -> list[str]:
+    """Labels come from outside, as paths do, and may hold what is no UTF-8 (PEP 383)."""
+    return [label.encode("utf-8", "backslashreplace").decode() for label in labels]
+
+
+def _complaint(path: str | None, error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"metrics cannot be written to {path}: {error.strerror or error}"
+    return f"metrics cannot be kept up: {type(error).__name__}: {error}"
 
 
 def _bound(seconds: float) -> str:

@@ -82,6 +82,7 @@ BROAD_EXCEPTS = {
     "launcher/cli.py": 1,  # the agent's top frame: everything gets an exit code and a message
     "healthchecks/judging.py": 1,  # the check runner: a check that fails says nothing of the node
     "healthchecks/lane.py": 1,
+    "monitor/exporter.py": 1,  # the exporter: metrics that fail are told of, and tried again
     "launcher/worker_main.py": 1,  # what a preloaded library may raise is unknown, and told to the agent
 }
 

@@ -116,8 +116,11 @@ def test_same_exception_again_and_again_is_the_scripts() -> None:
     )
 
 
-def saving_run(every: int, blocking_s: float | None) -> Run:
-    """1000 steps of a second on one node, a save every so often, and one failure in the middle."""
+def saving_run(every: int, blocking_s: float | None, count: int = 1) -> Run:
+    """1000 steps of a second on one node, a save every so often, and one failure in the middle.
+
+    Each is told of as `count` reports.
+    """
     parts = Part(steps=500, step_s=1.0, kept=500 - 500 % every or 500), Part(steps=500, step_s=1.0)
     journals = Simulation(["a"], 1).run(parts)
     lines = []
@@ -128,7 +131,7 @@ def saving_run(every: int, blocking_s: float | None) -> Run:
             base = number * parts[0].kept
             for step in range(every, 501, every):
                 at = 1000.0 + step + number * 503.4
-                save = CheckpointSaved(number, 0, f"/c/{base + step}", base + step, blocking_s)
+                save = CheckpointSaved(number, 0, f"/c/{base + step}", base + step, blocking_s, count=count)
                 lines.append(to_json(Record(EPOCH + at, at, "a", save)))
     journals.lines["a"] = lines
     [members] = group(journals.lives())
@@ -145,6 +148,32 @@ def test_interval_between_saves_is_measured_and_a_better_one_named() -> None:
     assert "a checkpoint every 10 steps" in text
     assert "costs 20.0 % in saves" in text
     assert "Young/Daly: a save takes 2.00 s, a failure comes every 16 min 46 s" in text
+
+
+@pytest.mark.parametrize(("every", "count"), [(50, 1), (50, 3), (50, 200), (20, 30)])
+def test_several_files_of_one_step_are_one_save(every: int, count: int) -> None:
+    """Their reports are counted one by one; a save of step 50 in 200 files is not one every quarter step."""
+    run = saving_run(every, 0.05, count)
+    saving = how_it_saves(run, ledger_of(run))
+    assert saving is not None
+    assert saving.interval_steps == every
+    assert saving.save_s == pytest.approx(0.05 * count)
+
+
+def test_saves_between_those_that_are_told_are_counted() -> None:
+    """Of a script that saves each second or two, only some are told of."""
+    run = saving_run(6, 0.5, 3)
+    saving = how_it_saves(run, ledger_of(run))
+    assert saving is not None
+    assert saving.interval_steps == 2
+
+
+def test_interval_is_never_nothing() -> None:
+    """There are no more saves than steps, whatever is counted."""
+    run = saving_run(2, 0.05, 8)
+    saving = how_it_saves(run, ledger_of(run))
+    assert saving is not None
+    assert saving.interval_steps == 1
 
 
 def test_interval_that_is_about_right_is_left_alone() -> None:

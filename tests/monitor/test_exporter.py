@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import threading
+import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import pytest
 from ftrun.monitor import events as ev
 from ftrun.monitor.exporter import Exporter
 from ftrun.monitor.http_port import Request
+from ftrun.monitor.levels import Levels
 from ftrun.monitor.records import Record
 from tests.monitor.test_metrics import LEVELS
 from tests.monitor.test_present import FAILED, RUNNING
@@ -79,6 +83,48 @@ def test_file_that_cannot_be_written_is_told_once_and_tried_again(exporter: Expo
     assert len(warnings) == 1
     assert str(path) in warnings[0]
     assert [one.name for one in path.parent.iterdir()] == ["m.prom"]
+
+
+def test_each_answer_says_when_it_was_made(exporter: Exporter) -> None:
+    """An agent that was killed leaves a file whose values look like those of one that runs."""
+    before = time.time()
+    text = exporter.answer(Request("/metrics", "")).body.decode()
+    [found] = re.findall(r"^ftrun_observed_timestamp_seconds\{.*\} (\S+)$", text, re.MULTILINE)
+    assert before <= float(found) <= time.time()
+
+
+def test_label_that_is_no_utf8_is_written_all_the_same(tmp_path: Path) -> None:
+    """A path may hold any byte (PEP 383), in the common labels as in others."""
+    made = Exporter("r\udcff", "n0")
+    event = next(event for event in RUNNING if isinstance(event, ev.RunStarted))
+    made.observe(Record(1.7e9, 100.0, "n0", replace(event, script="/data/\udcfe.py")))
+    body = made.answer(Request("/metrics", "")).body.decode()
+    assert 'run="r\\\\udcff"' in body
+    assert "/data/\\\\udcfe.py" in body
+
+
+def test_fault_of_ours_does_not_end_the_writing(exporter: Exporter, tmp_path: Path) -> None:
+    """It is told once, and the file is written when it is over."""
+    warnings: list[str] = []
+    broken, told = [True], threading.Event()
+
+    def levels() -> Levels:
+        if broken[0]:
+            raise ValueError("no such rank")
+        return LEVELS
+
+    def warn(reason: str) -> None:
+        warnings.append(reason)
+        told.set()
+
+    exporter.look_at(levels, lambda: 1.0)
+    path = tmp_path / "m.prom"
+    exporter.begin(str(path), 0.0, warn)
+    assert told.wait(30)
+    broken[0] = False
+    until(path.exists, lambda: warnings, 30)
+    exporter.close()
+    assert warnings == ["metrics cannot be kept up: ValueError: no such rank"]
 
 
 def test_fault_in_an_answer_is_told_once(exporter: Exporter) -> None:
