@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ftrun.monitor.departures import is_verdict
 from ftrun.monitor.happenings import find_incidents
 from ftrun.monitor.history import Node, NodeShift, Presence, Pulse, Round, Run, State
 from ftrun.monitor.lives import Life, Note, RoundKey
@@ -105,7 +106,7 @@ def _last_named(placed: Sequence[Placed]) -> Mapping[str, int]:
 
 def _is_verdict(life: Life) -> bool:
     """It ended with the whole job, and not because its own node was to leave."""
-    return life.exit_code is not None and 0 <= life.exit_code < 128 and life.exit_code != 94
+    return is_verdict(life.exit_code)
 
 
 def _is_lost(one: Placed, placed: Sequence[Placed]) -> bool:

@@ -84,6 +84,11 @@ class NodeStatus:
     rollback_steps: Annotated[int | None, "Steps that a failure now would cost; null if unknown."]
     news: Annotated[tuple[NewsStatus, ...], "The last that a person was told, the oldest first."]
 
+    @property
+    def is_over(self) -> bool:
+        """Its agent is not there any more."""
+        return self.phase in ("ended", "killed")
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -98,7 +103,7 @@ class View:
     @property
     def is_over(self) -> bool:
         """No agent of it is there any more."""
-        return bool(self.nodes) and all(one.phase in ("ended", "killed") for one in self.nodes)
+        return bool(self.nodes) and all(one.is_over for one in self.nodes)
 
 
 def make_status(

@@ -10,8 +10,11 @@ import contextlib
 import re
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
+from ftrun.monitor.departures import Witness, is_gone, take_on
 from ftrun.monitor.history import Pulse
 from ftrun.monitor.journal import MAX_LINE_BYTES
 from ftrun.monitor.levels import Levels, RankLevel, rank_level
@@ -26,7 +29,14 @@ from ftrun.monitor.status import NodeStatus, View, make_status
 _RATE_OVER_S = 15.0
 """Long enough for slow steps, short enough to see a change."""
 _MOST_AT_FIRST_BYTES = 8 << 20
-"""Of a longer journal only the end is read: what holds now is said there. It takes a second to decode."""
+"""Of a longer journal only the end is read whole, which takes a second to decode. Nearly all that holds now
+is said there; of what comes before, lines with `_KEPT` are taken."""
+_BLOCK_BYTES = 1 << 20
+_KEPT = re.compile(
+    rb'"event": ?"(?:(?:run|log|round|node|worker|standby|signal|hang|health)\.|restart\.decided")'
+)
+"""In lines whose word holds until another of the kind: of life, round, workers and findings. What grows with
+the time that a job runs, as saves and progress do, is none of them."""
 _PAGE_PATH = re.compile(r"/proc/(\d+)/fd/\d+")
 
 
@@ -52,14 +62,15 @@ class RunWatch:
         for path in journals_in(self._directory):
             self._nodes.setdefault(path, _NodeWatch(path)).read_on()
         now_ts = time.time()
-        newest = max(self._nodes.values(), key=lambda one: one.last_ts, default=None)
-        shown = [
-            one.status(now_ts)
-            for one in self._nodes.values()
+        newest = max(self._nodes.values(), key=lambda one: (bool(one.run_id), one.last_ts), default=None)
+        witnesses = [one.witness for one in self._nodes.values()]
+        shown = [one.status(now_ts, witnesses) for one in self._nodes.values() if one.has_begun]
+        nodes = tuple(
+            one
+            for one in sorted(shown, key=lambda one: one.node)
             # The directory may hold earlier runs of nodes that have no part in this one.
-            if newest is not None and one.run_id and (one.run_id == newest.run_id or not one.is_over)
-        ]
-        nodes = tuple(sorted(shown, key=lambda one: one.node))
+            if newest is not None and (one.run_id in ("", newest.run_id) or not one.is_over)
+        )
         return View(1, self._name, str(self._directory), now_ts, nodes)
 
     def close(self) -> None:
@@ -74,6 +85,7 @@ class _NodeWatch:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fold = PresentFold()
+        self.witness = Witness()
         self._offset = 0
         self._rest = b""
         self._pages: dict[tuple[int, str], PageView | None] = {}
@@ -90,17 +102,15 @@ class _NodeWatch:
         return self._fold.now.last_ts
 
     @property
-    def is_over(self) -> bool:
-        return self._fold.now.exit_code is not None
+    def has_begun(self) -> bool:
+        """A line of it could be read, if not its first: that one may be damaged, and with it the run's id."""
+        return bool(self._fold.now.node)
 
     def read_on(self) -> None:
         """Take the lines that have come since; one that is not whole yet waits for its end."""
         with self._path.open("rb") as file:
             if self._offset == 0:
-                size = file.seek(0, 2)
-                file.seek(0)
-                self._take(file.readline(MAX_LINE_BYTES))
-                self._offset = max(file.tell(), size - _MOST_AT_FIRST_BYTES)
+                self._offset = self._skim(file, file.seek(0, 2) - _MOST_AT_FIRST_BYTES)
             file.seek(self._offset)
             data = self._rest + file.read()
             self._offset = file.tell()
@@ -108,15 +118,37 @@ class _NodeWatch:
         for line in lines:
             self._take(line)
 
+    def _skim(self, file: BinaryIO, end: int) -> int:
+        """Take the lines up to `end` that still matter; returns where the first that it left begins."""
+        at, rest = 0, b""
+        file.seek(0)
+        while at < end:
+            data = file.read(min(_BLOCK_BYTES, end - at))
+            at += len(data)
+            whole, _, rest = (rest + data).rpartition(b"\n")
+            for line in whole.split(b"\n") if _KEPT.search(whole) else ():
+                if _KEPT.search(line):
+                    self._take(line)
+            if not data:
+                break
+            # No record is as long as that: its beginning can be let go.
+            rest = rest[-MAX_LINE_BYTES:]
+        return max(0, at - len(rest))
+
     def _take(self, line: bytes) -> None:
         with contextlib.suppress(ValueError, RecursionError):  # damaged, or the half of one
-            self._fold.take(from_json(line.decode()))
+            record = from_json(line.decode())
+            self._fold.take(record)
+            self.witness = take_on(self.witness, record)
 
-    def status(self, now_ts: float) -> NodeStatus:
+    def status(self, now_ts: float, witnesses: Sequence[Witness]) -> NodeStatus:
+        """How it is now; of an agent elsewhere, all journals together say whether it is still there."""
         now, present = time.monotonic(), self._fold.now
         pulse = Pulse.GONE
         if present.exit_code is None:
             pulse = pulse_of_agent(present.node, present.agent_pid, self._path)
+        if pulse is Pulse.UNKNOWN and is_gone(present.node, present.round, self.witness, witnesses, now_ts):
+            pulse = Pulse.GONE
         levels = self._read_pages(now) if pulse is Pulse.ALIVE else None
         rates = (
             {}
