@@ -166,6 +166,56 @@ def test_batch_script_of_slurm(tmp_path: Path, script: str, code: int, is_requeu
     assert not is_requeued or (tmp_path / "requeued").read_text() == "77\n"
 
 
+OWN_CODE = """#!/bin/sh
+set -- $CODES
+shift "$SLURM_PROCID"
+[ "$1" = lost ] && kill -9 "$PPID"
+exit "$1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended", "is_requeued"),
+    [
+        pytest.param("0 94", 0, False, id="finished without the node that was left out"),
+        pytest.param("94 0", 0, False, id="finished, though the first was left out"),
+        pytest.param("93 94", 94, False, id="cannot get better, and a node was left out"),
+        pytest.param("2 95", 95, False, id="bad command line on one node"),
+        pytest.param("7 94", 94, False, id="its own code, and a node was left out"),
+        pytest.param("1 94", 94, True, id="failed without the node that was left out"),
+        pytest.param("95 95", 95, True, id="did not find each other"),
+        pytest.param("143 143", 143, False, id="told to stop"),
+        pytest.param("lost 0", 0, False, id="finished without the node that was lost"),
+        pytest.param("lost 95", 137, True, id="not enough without the node that was lost"),
+        pytest.param("lost lost", 137, False, id="nothing is known"),
+    ],
+)
+def test_batch_script_of_slurm_looks_at_each_code(
+    tmp_path: Path, codes: str, ended: int, is_requeued: bool
+) -> None:
+    """What one task ends with may not hide what another has: these are ends of ftrun on two nodes."""
+    [block] = blocks(CLUSTER, "bash")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/ftrun").write_text(OWN_CODE)
+    (tmp_path / "own/ftrun").chmod(0o755)
+    path = f"{tmp_path / 'own'}:{tmp_path / 'bin'}:/usr/bin:/bin"
+    code, said = run_file("job.sh", block, tmp_path, **SLURM, PATH=path, CODES=codes)
+    assert (code, (tmp_path / "requeued").exists()) == (ended, is_requeued), said
+
+
+def test_task_of_slurm_outlives_its_signals(tmp_path: Path) -> None:
+    """Slurm sends them to all processes of a task: the shell is still there to write how ftrun ended."""
+    [block] = blocks(CLUSTER, "bash")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/ftrun").write_text('#!/bin/sh\nkill -USR1 "$PPID"\nkill -TERM "$PPID"\nkill -TERM $$\n')
+    (tmp_path / "own/ftrun").chmod(0o755)
+    path = f"{tmp_path / 'own'}:{tmp_path / 'bin'}:/usr/bin:/bin"
+    code, said = run_file("job.sh", block, tmp_path, **SLURM, PATH=path)
+    assert code == 143, said
+    left = sorted((tmp_path / "codes").glob("77.0/*"))
+    assert [(one.name, one.read_text()) for one in left] == [("0", "143\n"), ("1", "143\n")]
+
+
 def manifests() -> list[Any]:
     [block] = [one for one in blocks(CLUSTER, "yaml") if "apiVersion" in one]
     return list(yaml.safe_load_all(block))
