@@ -55,6 +55,12 @@ INFO = Metric(
     ("script", "version"),
     "Always 1; the labels say which script and ftrun it is.",
 )
+OBSERVED = Metric(
+    "ftrun_observed_timestamp_seconds",
+    Kind.GAUGE,
+    (),
+    "When these values were taken: UTC epoch. It stands still in the file of an agent that was killed.",
+)
 PHASE = Metric(
     "ftrun_phase",
     Kind.GAUGE,
@@ -164,9 +170,10 @@ EVENTS = Metric(
 )
 
 METRICS: tuple[Metric, ...] = (
-    INFO, PHASE, EXIT_CODE, ROUND, WORLD_SIZE, NODES, SPARES, LOOP_AGE, RANK_UP, RANK_STEPS, RANK_STEP,
-    RANK_AGE, STANDBYS, AILMENT, INCIDENTS, RESTARTS, FAILED_RESTARTS, RESTARTS_USED, RESTARTS_LIMIT,
-    RECOVERIES, RECOVERY, RECOVERY_PHASE, STEPS_REDONE, SAVES, BLOCKING, SAVED_AT, SAVED_STEP, EXITS, EVENTS,
+    INFO, OBSERVED, PHASE, EXIT_CODE, ROUND, WORLD_SIZE, NODES, SPARES, LOOP_AGE, RANK_UP, RANK_STEPS,
+    RANK_STEP, RANK_AGE, STANDBYS, AILMENT, INCIDENTS, RESTARTS, FAILED_RESTARTS, RESTARTS_USED,
+    RESTARTS_LIMIT, RECOVERIES, RECOVERY, RECOVERY_PHASE, STEPS_REDONE, SAVES, BLOCKING, SAVED_AT,
+    SAVED_STEP, EXITS, EVENTS,
 )  # fmt: skip
 
 
@@ -183,9 +190,15 @@ class Sample:
     """Of a histogram: upper bound and how many were not above it, with infinity last."""
 
 
-def samples(present: Present, levels: Levels, turned_at: float, now: float) -> tuple[Sample, ...]:
-    """All values; `turned_at` is when the agent's loop last turned, both times CLOCK_MONOTONIC seconds."""
+def samples(
+    present: Present, levels: Levels, turned_at: float, now: float, now_ts: float
+) -> tuple[Sample, ...]:
+    """All values; `turned_at` is when the agent's loop last turned, both times CLOCK_MONOTONIC seconds.
+
+    `now_ts` is now as UTC epoch.
+    """
     return (
+        Sample(OBSERVED, (), now_ts),
         *_of_run(present, turned_at, now),
         *(sample for rank in levels.ranks for sample in _of_rank(present, rank, now)),
         *_of_faults(present),

@@ -33,7 +33,7 @@ LEVELS = Levels(
 
 def values(*events: ev.Event, levels: Levels = NO_LEVELS, now: float = 200.0) -> dict[str, float]:
     """By name and labels as Prometheus writes them."""
-    found = samples(present((*RUNNING, *events)), levels, now - 2.5, now)
+    found = samples(present((*RUNNING, *events)), levels, now - 2.5, now, 1.7e9 + now)
     return {written(one): one.value for one in found}
 
 
@@ -64,6 +64,7 @@ def test_one_phase_holds() -> None:
     assert "ftrun_exit_code{}" not in found
     assert values(ev.RunEnded(93, "futile", 1, 9.0))["ftrun_exit_code{}"] == 93
     assert found["ftrun_loop_age_seconds{}"] == 2.5
+    assert found["ftrun_observed_timestamp_seconds{}"] == 1.7e9 + 200.0
 
 
 def test_every_kind_of_incident_is_there_before_it_happens() -> None:
@@ -78,7 +79,7 @@ def test_recoveries_are_a_histogram() -> None:
     """Cumulative, with infinity last."""
     times = (0.2, 0.25, 7.0, 9999.0)
     done = [ev.RecoveryCompleted(n, "killed", 1, None, 0.1, 0.1, 0.1, s, None) for n, s in enumerate(times)]
-    found = samples(present((*RUNNING, *done)), NO_LEVELS, 0.0, 0.0)
+    found = samples(present((*RUNNING, *done)), NO_LEVELS, 0.0, 0.0, 0.0)
     [one] = [sample for sample in found if sample.metric.name == "ftrun_recovery_seconds"]
     counts = dict(one.buckets)
     assert (counts[0.25], counts[0.5], counts[10.0], counts[1800.0], counts[float("inf")]) == (2, 2, 3, 3, 4)
