@@ -2,7 +2,8 @@
 
 A checkpoint can be whole and still end the job: it holds what cannot be loaded, or weights that cannot be
 trained. One that is proven to be bad is quarantined at once; one that is only suspected after `max_failures`
-rounds that began from it and ended before the next one was complete. Ends that cannot be a checkpoint's doing
+rounds that began from it and ended before the next one was complete, if there is another to begin from or the
+policy would not end the job by itself. Ends that cannot be a checkpoint's doing
 (a lost node, SIGKILL from outside, memory that ran out) say nothing.
 """
 
@@ -112,11 +113,12 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A quarantined checkpoint is to be renamed."""
+    """A quarantined checkpoint is to be renamed, or one that was to have its name again."""
 
     path: str
     fallback: str | None
     """What is used instead, for files that say which checkpoint is the last; None if nothing is."""
+    is_taken_back: bool = False
 
 
 def suspect(incident: Incident, checkpoint: SeenCheckpoint) -> Suspicion:
@@ -165,10 +167,13 @@ def examine(
         return replace(memory, resume_failures=0), None
     failures = memory.resume_failures + 1
     is_enough = 0 < rules.max_failures <= failures
-    if suspicion is Suspicion.SUSPECTED and (not is_enough or _is_script_to_blame(memory.history, incident)):
+    quarantined = tuple(dict.fromkeys((*memory.quarantined, *sorted(names))))
+    # Without another to begin from, the job ends with the exception's second time: nothing would be gained.
+    is_last = choose_common([trusted(seen, quarantined) for seen in offers]) is None
+    is_kept = _is_script_to_blame(memory.history, incident) or (is_last and _is_early_exception(incident))
+    if suspicion is Suspicion.SUSPECTED and (not is_enough or is_kept):
         return replace(memory, resume_failures=failures), None
     reason = _explain(suspicion, failures, incident)
-    quarantined = tuple(dict.fromkeys((*memory.quarantined, *sorted(names))))
     return replace(memory, resume_failures=0, quarantined=quarantined), Quarantined(began, reason)
 
 
@@ -195,6 +200,34 @@ def _is_script_to_blame(history: Sequence[PastIncident], incident: Incident) -> 
         return False
     before = (past.fingerprint for past in history if not past.has_progressed)
     return any(fingerprint.startswith(f"{incident.fingerprint}{_MARK}") for fingerprint in before)
+
+
+def _is_early_exception(incident: Incident) -> bool:
+    """One that ends the job when it comes twice in a row."""
+    return incident.kind.is_of_exception and not incident.has_progressed
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """A checkpoint that was quarantined for what is not its doing."""
+
+    path: str
+    fingerprint: str
+    """Of the incident for which it was quarantined, as the policy has it."""
+
+
+def find_cleared(memory: Memory, incident: Incident) -> Cleared | None:
+    """The checkpoint that was quarantined after the round before, if the one which took its place has now
+    brought the same exception before any progress: then neither of them is to blame for it.
+    """
+    if memory.resume is None or not memory.history or not _is_early_exception(incident):
+        return None
+    last = memory.history[-1]
+    fingerprint, marked, path = last.fingerprint.partition(_MARK)
+    if last.has_progressed or not marked or fingerprint != incident.fingerprint:
+        return None
+    is_suspected = suspect(incident, memory.resume) is Suspicion.SUSPECTED
+    return Cleared(path, last.fingerprint) if is_suspected else None
 
 
 def begin_from(memory: Memory, resume: SeenCheckpoint | None) -> Memory:

@@ -7,6 +7,7 @@ which checkpoint is the last ("latest") are made to name the one that is used in
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ def set_aside_in_thread(order: SetAside, post: Callable[[events.Event], None]) -
 def set_aside(order: SetAside) -> events.CheckpointRenamed:
     """Rename the checkpoint, and what points to it; the event says what was done, or why nothing was."""
     path = Path(order.path)
+    if order.is_taken_back:
+        return _take_back(path, order.fallback)
     fallback = None if order.fallback is None else Path(order.fallback)
     try:
         if not os.path.lexists(path):
@@ -48,6 +51,39 @@ def set_aside(order: SetAside) -> events.CheckpointRenamed:
         changed = [f"what names it beside it could not be changed: {error.strerror}"]
     reason = "; ".join([*changed, f"take {SUFFIX} off its name to use it again"])
     return events.CheckpointRenamed(str(path), str(target), reason)
+
+
+def _take_back(path: Path, fallback: str | None) -> events.CheckpointRenamed:
+    """Give it its name again, in trackers too; links stay, since others may have led to the fallback."""
+    try:
+        if not (renamed := _last_renamed(path)):
+            return _take_local_files_back(path)
+        if os.path.lexists(path):
+            return events.CheckpointRenamed(str(renamed), None, f"there is another {path.name} now")
+        renamed.rename(path)
+        changed = [] if fallback is None else list(_redirect_trackers(Path(fallback), path))
+    except OSError as error:
+        return events.CheckpointRenamed(str(path), None, f"{type(error).__name__}: {error.strerror}")
+    reason = "; ".join(["it is probably good", *changed])
+    return events.CheckpointRenamed(str(renamed), str(path), reason)
+
+
+def _last_renamed(path: Path) -> Path | None:
+    """What was set aside last under the name; a rename sets st_ctime."""
+    found = path.parent.glob(f"{glob.escape(path.name)}{SUFFIX}*")
+    return max(found, key=lambda one: one.lstat().st_ctime_ns, default=None)
+
+
+def _take_local_files_back(path: Path) -> events.CheckpointRenamed:
+    """Those of this node for which there is no newer one."""
+    files = sorted(path.parent.glob(_LOCAL.format(name=glob.escape(path.name)) + SUFFIX))
+    free = [one for one in files if not os.path.lexists(one.with_name(one.name.removesuffix(SUFFIX)))]
+    for file in free:
+        file.rename(file.with_name(file.name.removesuffix(SUFFIX)))
+    if not free:
+        return events.CheckpointRenamed(f"{path}{SUFFIX}", None, "it is not there any more")
+    reason = f"{len(free)} files of ranks have their names again"
+    return events.CheckpointRenamed(f"{path}{SUFFIX}", str(path), reason)
 
 
 def _free_name(path: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftrun.launcher.checkpoint_choice import choose_common, find_blind, trusted
-from ftrun.launcher.checkpoint_quarantine import SetAside, examine, explain_none_left, mark
+from ftrun.launcher.checkpoint_quarantine import SetAside, examine, explain_none_left, find_cleared, mark
 from ftrun.launcher.host_state import Do, HostState, Tell
 from ftrun.launcher.messages import Join, SeenCheckpoint
 from ftrun.monitor import events
@@ -22,7 +22,7 @@ def doubt(state: HostState, incident: Incident) -> tuple[HostState, Incident, tu
     memory, lost = examine(state.memory, incident, joins, rules)
     state = replace(state, memory=memory)
     if lost is None:
-        return state, incident, ()
+        return state, *_clear(state, incident)
     checkpoint = lost.checkpoint
     acts: tuple[Do, ...] = (
         Tell(events.CheckpointQuarantined(checkpoint.path, checkpoint.step, lost.reason)),
@@ -32,6 +32,23 @@ def doubt(state: HostState, incident: Incident) -> tuple[HostState, Incident, tu
         fallback = choose_common(seen)
         acts += (SetAside(checkpoint.path, None if fallback is None else fallback.path),)
     return state, mark(incident, lost), acts
+
+
+def _clear(state: HostState, incident: Incident) -> tuple[Incident, tuple[Do, ...]]:
+    """A checkpoint that was quarantined for what the next one has brought too is called good again.
+
+    The policy then sees the same exception twice in a row, and the job ends; the next one begins from it.
+    """
+    cleared, began = find_cleared(state.memory, incident), state.memory.resume
+    if cleared is None or began is None:
+        return incident, ()
+    reason = (
+        "the one before it has brought the same exception, so that it is probably good: a new job may use it"
+    )
+    acts: tuple[Do, ...] = (Tell(events.CheckpointSkipped(cleared.path, reason)),)
+    if state.rules.trust.renames:
+        acts += (SetAside(cleared.path, began.path, is_taken_back=True),)
+    return replace(incident, fingerprint=cleared.fingerprint), acts
 
 
 def lookers(state: HostState, chosen: Sequence[Join]) -> list[Join]:

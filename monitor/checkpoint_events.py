@@ -10,7 +10,9 @@ from ftrun.monitor.event import Event, Reason
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSkipped(Event):
-    """A checkpoint was not considered: it is not whole, or could not be looked at in time."""
+    """A checkpoint was not considered: it is not whole, could not be looked at in time, or was
+    quarantined for what an older one has brought too.
+    """
 
     kind: ClassVar[str] = "checkpoint.skipped"
     path: Annotated[str, "The checkpoint, or the directory that was looked through."]
@@ -38,7 +40,9 @@ class CheckpointQuarantined(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRenamed(Event):
-    """A quarantined checkpoint was renamed, so that scripts that look for the newest do not find it."""
+    """A quarantined checkpoint was renamed, so that scripts that look for the newest do not find it, or has
+    its name again.
+    """
 
     kind: ClassVar[str] = "checkpoint.renamed"
     path: Annotated[str, "Where it was."]

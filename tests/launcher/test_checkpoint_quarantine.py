@@ -15,6 +15,7 @@ from ftrun.launcher.checkpoint_quarantine import (
     begin_from,
     examine,
     explain_none_left,
+    find_cleared,
     mark,
     suspect,
 )
@@ -149,14 +150,15 @@ def test_next_checkpoint_restores_trust() -> None:
 
 def test_next_checkpoint_that_one_node_misses_does_not_count() -> None:
     """The next round would begin from the same one again."""
-    seen = joins([checkpoint(60), checkpoint(40)], [checkpoint(40)])
+    seen = joins([checkpoint(60), checkpoint(40), checkpoint(20)], [checkpoint(40), checkpoint(20)])
     assert examine(of_round(40, resume_failures=1), incident(), seen, RULES)[1] is not None
 
 
 def test_checkpoint_whose_time_differs_between_nodes_is_one() -> None:
     """Nodes with disks of their own have times of their own."""
     seen = joins([checkpoint(40, 111)], [checkpoint(40, 222)])
-    memory, lost = examine(of_round(40, resume_failures=1), incident(), seen, RULES)
+    segfault = incident(IncidentKind.SEGFAULT)
+    memory, lost = examine(of_round(40, resume_failures=1), segfault, seen, RULES)
     assert lost is not None
     for join in seen:
         assert trusted(join.checkpoints, memory.quarantined) == ()
@@ -164,16 +166,18 @@ def test_checkpoint_whose_time_differs_between_nodes_is_one() -> None:
 
 def test_checkpoint_that_is_saved_anew_is_trusted() -> None:
     """Training that was set back comes by the same step again."""
-    memory, _ = examine(of_round(40, resume_failures=1), incident(), joins([checkpoint(40)]), RULES)
+    seen = joins([checkpoint(40), checkpoint(20)])
+    memory, _ = examine(of_round(40, resume_failures=1), incident(), seen, RULES)
+    assert trusted([checkpoint(40)], memory.quarantined) == ()
     assert trusted([checkpoint(40, 999)], memory.quarantined) == (checkpoint(40, 999),)
 
 
 @pytest.mark.parametrize(("max_failures", "ends"), [(0, None), (1, 1), (2, 2), (3, 3)])
 def test_number_of_failures_is_configured(max_failures: int, ends: int | None) -> None:
     """0 quarantines only what is proven."""
-    memory, count = of_round(40), 0
+    memory, count, seen = of_round(40), 0, joins([checkpoint(40), checkpoint(20)])
     for _ in range(6):
-        memory, lost = examine(memory, incident(), joins([checkpoint(40)]), TrustRules(max_failures))
+        memory, lost = examine(memory, incident(), seen, TrustRules(max_failures))
         count += 1
         if lost is not None:
             break
@@ -196,7 +200,9 @@ def play(ends: list[Incident], steps: list[int], max_restarts: int = 10) -> tupl
         memory = begin_from(replace(memory, round_number=memory.round_number + 1), resume)
         began.append(resume.step if resume else None)
         memory, lost = examine(memory, ended, seen, RULES)
+        cleared = find_cleared(memory, ended) if lost is None else None
         seen_as = ended if lost is None else mark(ended, lost)
+        seen_as = replace(seen_as, fingerprint=cleared.fingerprint) if cleared else seen_as
         decision = decide(case_of(seen_as, memory.history), max_restarts, config)
         if decision.action is Action.STOP:
             return began, decision.reason
@@ -219,10 +225,44 @@ def test_suspected_checkpoint_costs_two_rounds() -> None:
 
 
 def test_script_that_fails_from_every_checkpoint_is_to_blame_itself() -> None:
-    """A model that was changed does not cost all checkpoints their trust."""
+    """A model that was changed, or data that is not there, does not cost all checkpoints their trust."""
     began, why = play([incident(message="Size mismatch")] * 9, [60, 40, 20])
-    assert began == [60, 60, 40, 40]
+    assert began == [60, 60, 40]
     assert "the same exception twice in a row" in why
+
+
+def test_only_checkpoint_is_not_quarantined_for_an_exception_of_the_script() -> None:
+    """There is none to begin from instead, and the next job needs it; damage that is proven still counts."""
+    began, why = play([incident(message="data.bin is not there")] * 9, [60])
+    assert began == [60, 60]
+    assert "the same exception twice in a row" in why
+    memory, lost = examine(of_round(60, resume_failures=1), incident(), joins([checkpoint(60)]), RULES)
+    assert (memory.quarantined, memory.resume_failures, lost) == ((), 2, None)
+    corrupt = incident(message=CORRUPT, trace=LOADER)
+    assert examine(of_round(60), corrupt, joins([checkpoint(60)]), RULES)[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_cleared"),
+    [
+        pytest.param(incident(), True, id="the same exception"),
+        pytest.param(incident(message="something else"), False, id="another exception"),
+        pytest.param(incident(has_progressed=True), False, id="after progress"),
+        pytest.param(incident(message="CUDA out of memory. Tried"), False, id="nothing of a checkpoint's"),
+    ],
+)
+def test_quarantined_checkpoint_is_cleared_by_the_same_end_of_an_older_one(
+    ended: Incident, is_cleared: bool
+) -> None:
+    """What both bring before any progress is not the doing of either."""
+    _, lost = examine(
+        of_round(60, resume_failures=1), incident(), joins([checkpoint(60), checkpoint(40)]), RULES
+    )
+    assert lost is not None
+    past = PastIncident(IncidentKind.EXCEPTION, mark(incident(), lost).fingerprint, False)
+    found = find_cleared(of_round(40, history=(past,)), ended)
+    assert (found is not None) == is_cleared
+    assert found is None or (found.path, found.fingerprint) == ("/c/step-60", past.fingerprint)
 
 
 def test_kills_never_cost_a_checkpoint_its_trust() -> None:

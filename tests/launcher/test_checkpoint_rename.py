@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,56 @@ def test_local_files_of_this_node_are_renamed(tmp_path: Path) -> None:
     done = set_aside(SetAside(find_whole(tmp_path).seen[0].path, None))
     assert "2 files of ranks were renamed" in done.reason
     assert newest(tmp_path) == "iter_0000050"
+
+
+def test_checkpoint_that_is_good_after_all_has_its_name_again(tmp_path: Path) -> None:
+    """The one that was set aside last, if there are more."""
+    for step in (20, 40):
+        save_dcp(tmp_path / f"step-{step}")
+    old, new = str(tmp_path / "step-20"), str(tmp_path / "step-40")
+    set_aside(SetAside(new, old))
+    save_dcp(tmp_path / "step-40")
+    (tmp_path / "step-40" / "mark").touch()
+    set_aside(SetAside(new, old))
+    done = set_aside(SetAside(new, old, is_taken_back=True))
+    assert (done.path, done.new_path) == (f"{new}.ftrun-quarantined-2", new)
+    assert newest(tmp_path) == "step-40"
+    assert (tmp_path / "step-40" / "mark").exists()
+
+
+def test_tracker_names_what_has_its_name_again(tmp_path: Path) -> None:
+    """Without it, it would be no whole checkpoint of Megatron's."""
+    save_megatron(tmp_path, 20, 40, tracked=40)
+    old, new = str(tmp_path / "iter_0000020"), str(tmp_path / "iter_0000040")
+    set_aside(SetAside(new, old))
+    assert newest(tmp_path) == "iter_0000020"
+    set_aside(SetAside(new, old, is_taken_back=True))
+    assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "40"
+    assert newest(tmp_path) == "iter_0000040"
+
+
+def test_newer_checkpoint_of_the_name_is_not_touched(tmp_path: Path) -> None:
+    """Nothing is written over."""
+    save_dcp(tmp_path / "step-40")
+    path = str(tmp_path / "step-40")
+    set_aside(SetAside(path, None))
+    save_dcp(tmp_path / "step-40")
+    (tmp_path / "step-40" / "mark").touch()
+    assert set_aside(SetAside(path, None, is_taken_back=True)).new_path is None
+    assert (tmp_path / "step-40" / "mark").exists()
+
+
+def test_local_files_have_their_names_again(tmp_path: Path) -> None:
+    """As many as were set aside on this node; what is not there is told."""
+    files = [tmp_path / "s" / f"{rank}" / f"iter_0000040_{rank}_local.pt" for rank in (0, 1)]
+    for file in files:
+        save_file(file)
+    order = SetAside(str(tmp_path / "s" / "iter_0000040"), None)
+    assert set_aside(replace(order, is_taken_back=True)).new_path is None
+    set_aside(order)
+    assert not any(file.exists() for file in files)
+    assert set_aside(replace(order, is_taken_back=True)).new_path == order.path
+    assert all(file.exists() for file in files)
 
 
 def test_what_is_gone_is_told(tmp_path: Path) -> None:

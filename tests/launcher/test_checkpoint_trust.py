@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from ftrun.launcher.checkpoint_quarantine import SetAside, TrustRules, begin_from
 from ftrun.launcher.checkpoint_trust import choose_resume, doubt
 from ftrun.launcher.host_state import Do, HostState, Presence, Tell
 from ftrun.launcher.messages import Agent, Join, Memory, SeenCheckpoint
+from ftrun.launcher.model import PastIncident
 from ftrun.launcher.quorum import Rules
 from ftrun.monitor import events
 from ftrun.monitor.incident import Incident, IncidentKind, RankExit
@@ -46,6 +50,25 @@ def test_checkpoint_loses_trust_and_the_next_round_begins_from_the_one_before() 
     assert (event.path, event.step) == ("/c/step-40", 40)
     assert seen_as.fingerprint != "f"
     assert choose_resume(state, joins) == (OLD, "", ())
+
+
+@pytest.mark.parametrize("renames", [True, False])
+def test_checkpoint_is_called_good_again_when_the_one_before_brings_the_same(renames: bool) -> None:
+    """The policy sees a repetition, so that no more rounds are spent on it, and a person is told."""
+    joins = (join("a", NEW, OLD), join("b", NEW, OLD))
+    state = state_of(*joins, resume_failures=1)
+    state = replace(state, rules=replace(state.rules, trust=TrustRules(renames=renames)))
+    state, seen_as, _ = doubt(state, ended(IncidentKind.EXCEPTION))
+    past = PastIncident(IncidentKind.EXCEPTION, seen_as.fingerprint, False)
+    state = replace(state, memory=replace(begin_from(state.memory, OLD), history=(past,)))
+    state, again, actions = doubt(state, ended(IncidentKind.EXCEPTION))
+    assert again.fingerprint == past.fingerprint
+    [event] = told(actions)
+    assert isinstance(event, events.CheckpointSkipped)
+    assert event.path == NEW.path
+    assert "probably good" in event.reason
+    taken_back = [SetAside(NEW.path, OLD.path, is_taken_back=True)] if renames else []
+    assert [one for one in actions if not isinstance(one, Tell)] == taken_back
 
 
 def test_other_ends_change_nothing() -> None:
