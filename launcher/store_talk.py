@@ -23,7 +23,8 @@ from ftrun.launcher.store_session import Session
 _WAIT_S = 30.0
 """One blocking wait; in between, firewalls that forget idle connections after minutes see some traffic."""
 _AWAITED_AFTER_S = 3.0
-"""A round that takes longer to form is worth a look at what it waits for; then again after each wait."""
+_AWAITED_EVERY_S = 10.0
+"""A round that takes longer to form is worth a look at what it waits for, and then one from time to time."""
 _ON_ITS_WAY_S = 2.0
 """From when a host agent opens a round to when it says what closed the one before: one request."""
 
@@ -145,7 +146,7 @@ class Talk:
 
         def wait(sequence: int, timeout_s: float) -> bytes | None:
             self._look_at_awaited(board, sequence)
-            return board.wait_plan(sequence, timeout_s)
+            return board.wait_plan(sequence, min(timeout_s, _AWAITED_EVERY_S))
 
         return self._wait_for(board, wait, sequence)
 
