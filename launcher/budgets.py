@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ftrun.launcher import exit_codes
 from ftrun.launcher.blame import ordinal
-from ftrun.launcher.model import Action, Case, Decision, PastIncident
+from ftrun.launcher.model import Action, Case, Decision, PastIncident, count_counted
 from ftrun.launcher.restart_config import RestartConfig
 from ftrun.monitor.incident import IncidentKind
 
@@ -72,7 +72,7 @@ class Situation:
     @property
     def used(self) -> int:
         """Restarts of the job that the limits count."""
-        return len(self.earlier) + sum(tally.counted for tally in self.case.forgotten)
+        return count_counted(self.case.history, self.case.forgotten)
 
     @property
     def starts(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ftrun.launcher.messages import ExcludedGpu, Memory
-from ftrun.launcher.model import PastIncident, Tally
+from ftrun.launcher.model import PastIncident, Tally, count_counted
 from ftrun.launcher.restart_config import LONGEST_WINDOW
 
 _T = TypeVar("_T")
@@ -66,8 +66,7 @@ def count_incidents(memory: Memory) -> int:
 
 def count_restarts(memory: Memory) -> int:
     """Of those, the ones that use up `max_restarts`."""
-    counted = sum(past.is_counted for past in memory.history)
-    return counted + sum(tally.counted for tally in memory.forgotten)
+    return count_counted(memory.history, memory.forgotten)
 
 
 def find_incident_at(ours: Memory, ours_at: float, theirs: Memory, now: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -63,6 +63,11 @@ class Tally:
     count: int
     counted: int
     """Of those, the ones with `PastIncident.is_counted`."""
+
+
+def count_counted(history: Iterable[PastIncident], forgotten: Iterable[Tally]) -> int:
+    """How many of a job's failures the limits of restarts count."""
+    return sum(past.is_counted for past in history) + sum(tally.counted for tally in forgotten)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftrun.monitor import failure_texts as texts
+from ftrun.monitor.durations import plural
 from ftrun.monitor.incident import ErrorRecord, Evidence, RankExit, Space
 from ftrun.monitor.signal_names import signal_name
 
@@ -69,7 +70,7 @@ class Case:
 
     def _memory(self) -> str:
         evidence, exit = self.evidence, self.exit
-        parts = [f"the kernel counted {count(evidence.oom_kills, 'OOM kill')} in this cgroup"]
+        parts = [f"the kernel counted {plural(evidence.oom_kills, 'OOM kill')} in this cgroup"]
         if evidence.memory_limit_bytes is not None:
             parts.append(f"memory limit {format_bytes(evidence.memory_limit_bytes)}")
         if exit.max_rss_bytes > 0:
@@ -218,11 +219,6 @@ def shown(error: ErrorRecord) -> str:
 def exit_name(exit_code: int) -> str:
     """ "SIGKILL" for -9, "exit code 3" for 3."""
     return signal_name(exit_code) or f"exit code {exit_code}"
-
-
-def count(number: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def first_line(lines: Sequence[str], pattern: re.Pattern[str]) -> str | None:

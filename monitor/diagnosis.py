@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftrun.monitor import hardware
-from ftrun.monitor.case import count
+from ftrun.monitor.durations import plural
 from ftrun.monitor.failures import (
     ECHO_WINDOW_S,
     Suspect,
@@ -257,7 +257,7 @@ def _gpu_of(round_: _Round, node: str, exit: RankExit, ailment: Ailment) -> str:
 
 
 def _steps(exit: RankExit, evidence: Evidence) -> str:
-    steps = f"done {count(exit.steps, 'step')}" if exit.steps else "not done a step"
+    steps = f"done {plural(exit.steps, 'step')}" if exit.steps else "not done a step"
     return f"it had {steps} in round {evidence.round_number}"
 
 
@@ -375,5 +375,5 @@ def _reasons_around(round_: _Round, cause: _Cause, collateral: Sequence[RankExit
     if collateral and not cause.is_hang and cause.kind is not IncidentKind.USER_STOP:
         ranks = list_ranks(exit.rank for exit in collateral)
         others = "rank" if cause.kind is IncidentKind.UNKNOWN else "other rank"
-        reasons.append(f"{count(len(collateral), others)} fell with it: {ranks}")
+        reasons.append(f"{plural(len(collateral), others)} fell with it: {ranks}")
     return tuple(reasons)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from ftrun.monitor.case import count, format_bytes
+from ftrun.monitor.case import format_bytes
+from ftrun.monitor.durations import plural
 from ftrun.monitor.lines import Line, number, text, texts, whole
 
 
@@ -47,7 +48,7 @@ def sentences(row: EvidenceRow) -> Iterator[str]:
     if row.oom_kills:
         limit = row.memory_limit_bytes
         below = "" if limit is None else f", below a limit of {format_bytes(limit)}"
-        yield f"the kernel counted {count(row.oom_kills, 'OOM kill')} in the job's cgroup{below}"
+        yield f"the kernel counted {plural(row.oom_kills, 'OOM kill')} in the job's cgroup{below}"
     if row.memory_some_percent:
         some, full = row.memory_some_percent, row.memory_full_percent or 0.0
         yield f"memory was short: some task waited for it in {some:g} % of the last 10 s, all in {full:g} %"
