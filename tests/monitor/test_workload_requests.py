@@ -78,9 +78,8 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_script_is_told_that_its_request_was_taken(name: str, tmp_path: Path) -> None:
-    """Through the client, with the rank that it has."""
+def requests_by(call: str, tmp_path: Path) -> list[ControlRequest]:
+    """What a script of rank 5 asks the launcher for with this call of the client, which succeeds."""
     taken: list[ControlRequest] = []
 
     def serve(connection: socket.socket) -> None:
@@ -90,34 +89,26 @@ def test_a_script_is_told_that_its_request_was_taken(name: str, tmp_path: Path) 
     page = Page.create()
     path = tmp_path / "launcher.socket"
     environment = {"FTRUN_PAGE": page.path, "FT_LAUNCHER_IPC_SOCKET": str(path), "RANK": "5"}
-    code = f"from ftrun.monitor import client; print(client.{name}('a sick GPU'))"
+    code = f"from ftrun.monitor import client; print(client.{call})"
     with launcher(path, serve):
         output = subprocess.check_output(
             [sys.executable, "-c", code], env={**os.environ, **environment}, timeout=DEADLINE_S
         )
-    assert output == b"True\n"
-    assert taken == [ControlRequest(5, CALLS[name], "a sick GPU")]
     page.close()
+    assert output == b"True\n"
+    return taken
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_script_is_told_that_its_request_was_taken(name: str, tmp_path: Path) -> None:
+    """Through the client, with the rank that it has."""
+    taken = requests_by(f"{name}('a sick GPU')", tmp_path)
+    assert taken == [ControlRequest(5, CALLS[name], "a sick GPU")]
 
 
 def test_reported_fault_is_a_request_with_its_kind(tmp_path: Path) -> None:
     """A kind that only the launcher can see is the script's mistake, and says which there are."""
-    taken: list[ControlRequest] = []
-
-    def serve(connection: socket.socket) -> None:
-        taken.append(wire.decode_control(take(connection)))
-        connection.sendall(wire.CONTROL_TAKEN)
-
-    page = Page.create()
-    path = tmp_path / "launcher.socket"
-    environment = {"FTRUN_PAGE": page.path, "FT_LAUNCHER_IPC_SOCKET": str(path), "RANK": "5"}
-    code = "from ftrun.monitor import client; print(client.report_fault('nan_loss', 'at step 7: nan'))"
-    with launcher(path, serve):
-        output = subprocess.check_output(
-            [sys.executable, "-c", code], env={**os.environ, **environment}, timeout=DEADLINE_S
-        )
-    page.close()
-    assert output == b"True\n"
+    taken = requests_by("report_fault('nan_loss', 'at step 7: nan')", tmp_path)
     assert taken == [ControlRequest(5, WorkloadAction.REPORT_FAULT, "nan_loss: at step 7: nan")]
     report = FaultReport.parse(taken[0].global_rank, taken[0].description)
     assert report == FaultReport(5, IncidentKind.NAN_LOSS, "at step 7: nan")
