@@ -56,7 +56,10 @@ def wait_for_state(process: StackRequest, letters: str) -> None:
 BUSY = {
     "asleep": "os.write(1, b'ready'); time.sleep(600)",
     "in a Python loop": "os.write(1, b'ready')\nwhile True: pass",
-    "in C code that holds the GIL": "import ctypes; os.write(1, b'ready'); ctypes.PyDLL(None).sleep(600)",
+    # Again and again: C's own `sleep` returns when the signal comes.
+    "in C code that holds the GIL": (
+        "import ctypes; sleep = ctypes.PyDLL(None).sleep; os.write(1, b'ready')\nwhile True: sleep(600)"
+    ),
     "waiting for a lock": "os.write(1, b'ready'); lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "in C++ that waits for a peer": (
         "import torch.distributed as dist\n"
