@@ -62,7 +62,7 @@ def run(block: str, directory: Path, **variables: str) -> subprocess.Popen[str]:
         **variables,
     }
     return subprocess.Popen(
-        ["timeout", "60", "bash", "-euc", changed],
+        ["timeout", "120", "bash", "-euc", changed],
         cwd=directory,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def finish(*started: subprocess.Popen[str]) -> list[str]:
     """What the ranks said, sorted; all commands have ended well."""
     said = []
     for one in started:
-        text, _ = one.communicate(timeout=70)
+        text, _ = one.communicate(timeout=150)
         assert one.returncode == 0, text
         said += re.findall(r"^rank .*", text, re.MULTILINE)
     return sorted(said)

@@ -59,10 +59,11 @@ def test_commands_of_the_page(tmp_path: Path) -> None:
     )
     job = shell(serve, tmp_path)
     try:
-        until(lambda: "metrics.served" in journal(tmp_path), lambda: journal(tmp_path), 60)
-        said, _ = shell(ask, tmp_path).communicate(timeout=30)
+        for event in ("metrics.served", "round.closed"):
+            until(lambda event=event: event in journal(tmp_path), lambda: journal(tmp_path), 60)
+        said, _ = shell(ask, tmp_path).communicate(timeout=60)
         (tmp_path / "end").touch()
-        assert job.wait(30) == 0
+        assert job.wait(60) == 0
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)

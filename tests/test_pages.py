@@ -78,7 +78,7 @@ def run_file(name: str, text: str, directory: Path, **variables: str) -> tuple[i
     """Run it as a program of its own; its exit code and all that it wrote."""
     (directory / name).write_text(text)
     started = run(f"exec bash {name}", directory, **variables)
-    said, _ = started.communicate(timeout=120)
+    said, _ = started.communicate(timeout=150)
     return started.returncode, said
 
 
@@ -96,7 +96,7 @@ def test_commands_that_replace_torchrun(tmp_path: Path) -> None:
     """One shows what it would do, the other gives the script its checkpoint."""
     show, resume = blocks("replace-torchrun.md", "sh")
     started = run(show, tmp_path)
-    said, _ = started.communicate(timeout=60)
+    said, _ = started.communicate(timeout=150)
     assert started.returncode == 0, said
     assert "dir: /data/checkpoints  # command line --ft-checkpoint-dir" in said
     program = "import sys, os; os.write(1, f'rank says {sys.argv[1:]}\\n'.encode())"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 import time
@@ -11,13 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from ftrun.healthchecks.children import DEATH_S, run_child, running_pids
+from ftrun.healthchecks import children
+from ftrun.healthchecks.children import run_child, running_pids
 from tests.support.waiting import until
+
+START_S = 2.0
+"""A deadline by which a command has begun and written, on a busy machine too."""
 
 
 @pytest.fixture(autouse=True)
-def nothing_stays_open() -> Iterator[None]:
-    """Neither descriptors nor children are left."""
+def nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither descriptors nor children are left, however long a busy machine takes to end one."""
+    monkeypatch.setattr(children, "DEATH_S", 20.0)
     before = os.listdir("/proc/self/fd")
     yield
     assert len(os.listdir("/proc/self/fd")) == len(before)
@@ -37,9 +43,9 @@ def test_death_by_signal() -> None:
 def test_command_that_hangs_is_killed() -> None:
     """With what it has started, and what it had said is kept."""
     started = time.monotonic()
-    ended = run_child(["sh", "-c", "echo here; sleep 60 & sleep 60"], 0.3)
+    ended = run_child(["sh", "-c", "echo here; sleep 60 & sleep 60"], START_S)
     assert (ended.output, ended.exit_code, ended.has_hung, ended.survivor) == ("here\n", None, True, None)
-    assert time.monotonic() - started < 0.3 + DEATH_S + 2
+    assert time.monotonic() - started < START_S + 30
 
 
 def test_command_that_ignores_signals_is_killed() -> None:
@@ -65,7 +71,7 @@ def _is_running(pid: int) -> bool:
 
 def test_endless_output_is_cut() -> None:
     """Only its end is kept, and the deadline holds."""
-    ended = run_child(["yes"], 0.3, keep_bytes=100)
+    ended = run_child(["yes"], START_S, keep_bytes=100)
     assert (len(ended.output), ended.has_hung) == (100, True)
 
 
@@ -95,10 +101,12 @@ def test_exit_code_that_somebody_else_took_is_unknown() -> None:
 
 def test_descriptors_above_1023_do_not_matter() -> None:
     """An agent of a large node has more."""
+    if 0 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 1300:
+        pytest.skip("this user may not have as many")
     code = (
         "import os, resource\n"
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))\n"
         "held = [os.dup(0) for _ in range(1200)]\n"
         "from ftrun.healthchecks.children import run_child\n"
         "print(run_child(['echo', 'said'], 10).exit_code)\n"
@@ -111,7 +119,11 @@ def test_running_children_are_known() -> None:
     seen: list[frozenset[int]] = []
     thread = threading.Thread(target=lambda: run_child(["sleep", "60"], 1.0))
     thread.start()
-    until(running_pids, lambda: "no child is known")
-    seen.append(running_pids())
+
+    def is_known() -> bool:
+        seen.append(running_pids())
+        return bool(seen[-1])
+
+    until(is_known, lambda: "no child is known")
     thread.join()
-    assert (len(seen[0]), running_pids()) == (1, frozenset())
+    assert (len(seen[-1]), running_pids()) == (1, frozenset())

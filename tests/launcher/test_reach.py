@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from ftrun.launcher.model import Plan
 from ftrun.launcher.ranks import NodeRanks, assign
 from ftrun.launcher.reach import StoreCheck, Unreachable, check_reachable
+from tests.support.nodes import free_port
 from tests.support.waiting import until
 
 
@@ -22,7 +23,7 @@ def test_listener_is_reached() -> None:
 
 def test_port_without_listener_refuses() -> None:
     """The sentence has the place and the reason."""
-    port = closed_port()
+    port = free_port()
     reason = f"127.0.0.1:{port}: connection refused, so nothing listens there or a firewall rejects it"
     assert check_reachable("127.0.0.1", port, 5.0) == reason
 
@@ -52,11 +53,6 @@ def test_address_of_the_other_family_is_shown_readably() -> None:
     assert check_reachable("::1", 1, 1.0).startswith("[::1]:1: ")
 
 
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def plan(port: int, place: int) -> Plan:
     ranks: NodeRanks = assign([1, 1])[place]
     return Plan(7, 0, ranks, "127.0.0.1", port, nodes=("a", "b"))
@@ -74,7 +70,7 @@ def is_trying() -> bool:
 def test_node_that_cannot_reach_the_store_says_who_and_what_to_do() -> None:
     """The round it is about, both nodes, the place, the reason and the remedy."""
     found: list[Unreachable] = []
-    port = closed_port()
+    port = free_port()
     check(found).begin(plan(port, 1))
     until(lambda: found, lambda: "nothing is said")
     assert found == [
@@ -90,7 +86,7 @@ def test_node_that_cannot_reach_the_store_says_who_and_what_to_do() -> None:
 def test_store_that_is_reached_late_is_reached() -> None:
     """A way that is missing for a moment is no reason to stop a round."""
     found: list[Unreachable] = []
-    port = closed_port()
+    port = free_port()
     check(found, patience_s=20.0).begin(plan(port, 1))
     assert is_trying()
     with socket.create_server(("127.0.0.1", port)):
@@ -101,7 +97,7 @@ def test_store_that_is_reached_late_is_reached() -> None:
 def test_first_node_and_ended_round_are_not_judged() -> None:
     """The store's own node tries nothing, and what a round has found out is not told after its end."""
     found: list[Unreachable] = []
-    port = closed_port()
+    port = free_port()
     check(found).begin(plan(port, 0))
     assert not is_trying()
     ended = check(found)

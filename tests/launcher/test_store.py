@@ -136,7 +136,7 @@ def test_closing_frees_port_and_descriptors(host: StoreHost) -> None:
         del client
         host.close()
     listen(LOOPBACK, port).close()
-    assert open_fds() == before
+    assert eventually(lambda: open_fds() <= before), open_fds()  # torch's threads close the last ones
 
 
 def test_closing_what_never_served_is_no_error() -> None:

@@ -50,14 +50,14 @@ from ftrun.launcher.ports import listen
 from ftrun.launcher.store_client import BackendError
 from ftrun.launcher.store_setting import StoreSetting
 from tests.support.exchange_party import DEADLINE_S, HELLO, LOOPBACK, Party, setting
+from tests.support.nodes import free_port
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def port() -> int:
-    with listen(LOOPBACK, 0) as listener:
-        return int(listener.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_three_agents_go_through_two_rounds(join: Callable[..., Party], port: in
 
 def test_stop_reaches_the_others_at_once(join: Callable[..., Party], port: int) -> None:
     """They are blocked in a wait for it: a round trip, not a poll."""
-    parties = [join(name, setting(port, keep_alive_interval_s=1.0, lost_after_s=5.0)) for name in "abcd"]
+    parties = [join(name, setting(port, keep_alive_interval_s=5.0, lost_after_s=60.0)) for name in "abcd"]
     for party in parties:
         party.connect()
     delays = []
@@ -139,7 +139,7 @@ def test_stop_reaches_the_others_at_once(join: Callable[..., Party], port: int) 
         for party in parties:
             party.expect(Stopped)
         delays.append(time.monotonic() - began)
-    assert min(delays) < 0.1, delays
+    assert min(delays) < 0.5, delays
 
 
 def test_first_of_two_stoppers_wins_everywhere(join: Callable[..., Party], port: int) -> None:
@@ -219,7 +219,7 @@ def test_agent_that_dies_while_sending_holds_nobody_up(join: Callable[..., Party
         client_of(port).add("ftrun/inbox/count", 1)
         for round_number in range(3):
             member.exchange.send(Saved(member.agent, round_number))
-        rounds = [host.expect(Received, timeout_s=2.0).message for _ in range(3)]
+        rounds = [host.expect(Received).message for _ in range(3)]
         assert rounds == [Saved(member.agent, number) for number in range(3)]
 
 
@@ -233,7 +233,7 @@ def test_message_that_was_late_is_still_read(join: Callable[..., Party], port: i
     member.exchange.send(Saved(member.agent, 1))
     host.expect(Received)
     slow.set(f"ftrun/inbox/{number}", encode(Saved(member.agent, 0)))
-    assert host.expect(Received, timeout_s=2.0).message == Saved(member.agent, 0)
+    assert host.expect(Received).message == Saved(member.agent, 0)
 
 
 def test_inbox_does_not_grow(join: Callable[..., Party], port: int) -> None:
@@ -275,7 +275,7 @@ def test_members_notice_a_killed_host_and_find_the_next(join: Callable[..., Part
         began = time.monotonic()
         for member in members:
             assert "gone" in member.expect(Lost).reason
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0  # half of what it takes when only the clock tells
         process.wait()
     for member in members:
         member.exchange.disconnect()
@@ -324,17 +324,17 @@ def test_agent_at_the_address_takes_over_from_a_dead_host(join: Callable[..., Pa
 
 def test_frozen_host_is_lost_by_time(join: Callable[..., Party], port: int) -> None:
     """Its connections stay open, and the threads wait in them: only the clock tells."""
-    member = join("b", setting(port, lost_after_s=1.0))
+    member = join("b", setting(port, lost_after_s=3.0))
     with host_process(port) as process:
         member.connect()
         os.kill(process.pid, signal.SIGSTOP)
         began = time.monotonic()
         assert "has not answered for" in member.expect(Lost).reason
-        assert 0.7 < time.monotonic() - began < 5.0
+        assert 0.7 < time.monotonic() - began < 15.0
         member.exchange.disconnect()
         threads = [one for one in threading.enumerate() if one.name.startswith("ftrun-store")]
         for thread in threads:
-            thread.join(2.0)
+            thread.join(DEADLINE_S)
         assert not any(thread.is_alive() for thread in threads)
 
 
@@ -471,7 +471,7 @@ def test_closing_sends_what_is_left(join: Callable[..., Party], port: int) -> No
     for number in range(100):
         member.exchange.send(Saved(member.agent, number))
     member.exchange.send(Bye(member.agent))
-    member.exchange.close(5.0)
+    member.exchange.close(DEADLINE_S)
     assert threading.active_count() < before
     host.expect(Received, lambda note: note.message == Bye(member.agent))
 
@@ -530,7 +530,7 @@ def test_process_ends_quietly_with_its_threads_in_the_store(port: int) -> None:
 
 
 def file_setting(path: Path, **changes: Any) -> StoreSetting:
-    return replace(setting(0, lost_after_s=1.0), backend="file", host=str(path / "store"), **changes)
+    return replace(setting(0, lost_after_s=3.0), backend="file", host=str(path / "store"), **changes)
 
 
 def test_shared_file_can_be_the_store(join: Callable[..., Party], tmp_path: Path) -> None:

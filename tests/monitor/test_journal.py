@@ -97,10 +97,11 @@ from ftrun.monitor.journal import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 errors = []
 journal = Journal(Path(sys.argv[1]), "n0", lambda: 0.0, lambda: 0.0, errors.append)
-resource.setrlimit(resource.RLIMIT_FSIZE, (350, resource.RLIM_INFINITY))
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (350, hard))
 for index in range(8):
     journal.append(LogLocated(f"/{index}"), durable=True)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 journal.append(LogLocated("/after"))
 print(journal.lost, len(errors))
 """

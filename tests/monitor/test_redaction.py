@@ -122,7 +122,7 @@ def test_time_grows_as_the_text_does(piece: str) -> None:
     text = "token" + piece * ((1 << 20) // len(piece))
     began_at = time.process_time()
     Redactor(["hunter22hunter22"]).mask(text)
-    assert time.process_time() - began_at < 5.0
+    assert time.process_time() - began_at < 10.0
 
 
 @given(st.text(min_size=8), st.text(), st.text())

@@ -66,6 +66,20 @@ class Sampled:
             begin = self.page.read() if count == 1 else begin
         return self.page.read().bytecode_changes - begin.bytecode_changes
 
+    def comes_to(self, is_so: Callable[[int], bool], looks: int = 10) -> None:
+        """Until there are so many looks in a row over which it moves as it should.
+
+        On a busy machine the code may not have come to its place yet, and the main thread may have had no
+        processor from one look to the next.
+        """
+        moves: list[int] = []
+
+        def is_reached() -> bool:
+            moves.append(self.moves_over(looks))
+            return is_so(moves[-1])
+
+        until(is_reached, lambda: f"moves over {looks} looks each: {moves}", DEADLINE_S)
+
 
 @contextmanager
 def sampled(code: str, *options: str) -> Iterator[Sampled]:
@@ -129,14 +143,14 @@ STANDING = {
 def test_a_main_thread_that_runs_python_moves_at_every_look(code: str) -> None:
     """However little it does, and also if it is found at the same instruction each time."""
     with sampled(f"start(); say_ready()\n{code}") as process:
-        assert process.moves_over(10) >= 9  # One may be missed where looks come late and in a row.
+        process.comes_to(lambda moves: moves >= 9)  # One may be missed where looks come late and in a row.
 
 
 @pytest.mark.parametrize("code", STANDING.values(), ids=STANDING.keys())
 def test_a_main_thread_that_waits_does_not_move(code: str) -> None:
     """Not even while other threads run Python."""
     with sampled(f"start(); say_ready()\n{code}") as process:
-        assert process.moves_over(10) == 0
+        process.comes_to(lambda moves: moves == 0)
 
 
 def test_while_the_gil_is_held_there_are_no_looks() -> None:
@@ -154,7 +168,7 @@ def test_the_main_threads_cpu_time_tells_spinning_from_sleeping() -> None:
     with sampled(spin) as process:
         process.wait_for(lambda seen: seen.main_thread_cpu_s > 0.3)
     with sampled("start(); say_ready(); time.sleep(600)") as process:
-        process.moves_over(3)
+        process.comes_to(lambda moves: moves == 0, 3)
         before = process.page.read().main_thread_cpu_s
         process.moves_over(10)
         assert process.page.read().main_thread_cpu_s - before < 0.002
@@ -246,7 +260,7 @@ while True: pass
 """
     )
     with sampled(code) as process:
-        assert process.moves_over(5) >= 4
+        process.comes_to(lambda moves: moves >= 4, 5)
 
 
 def test_forks_in_a_row_do_not_starve_it() -> None:
@@ -254,12 +268,13 @@ def test_forks_in_a_row_do_not_starve_it() -> None:
     code = """
 start(0.05)
 end = time.monotonic() + 0.8
-looks = set()
-while time.monotonic() < end:
+looks, forks = set(), 0
+while time.monotonic() < end or forks < 10:
     child = os.fork()
     if child == 0: os._exit(0)
     os.waitpid(child, 0)
     looks.add(page().sampler_at)
+    forks += 1
 print(len(looks))
 """
     output, _ = run(code)
@@ -291,10 +306,13 @@ def test_it_costs_less_than_a_thousandth_of_a_core() -> None:
     """CPU time of its thread as the kernel counts it, waking up included, for two looks a second."""
     with sampled("start(0.05); say_ready(); time.sleep(600)") as process:
         process.moves_over(2)
-        before, begun = cpu_s(process), time.monotonic()
-        process.moves_over(30)
-        looks = (time.monotonic() - begun) / 0.05
-        assert (cpu_s(process) - before) / looks * 2 < 0.001
+        costs = []
+        for _ in range(5):
+            before, begun = cpu_s(process), time.monotonic()
+            process.moves_over(4)
+            looks = (time.monotonic() - begun) / 0.05
+            costs.append((cpu_s(process) - before) / looks)
+        assert min(costs) * 2 < 0.001, costs  # others on this machine's processors only make it more
 
 
 def cpu_s(process: Sampled) -> float:

@@ -133,7 +133,8 @@ def test_closing_removes_everything() -> None:
     node.close()
     node.close()
     assert not node.directory.exists()
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    assert len(os.listdir("/proc/self/fd")) <= before[0]
+    assert threading.active_count() <= before[1]
 
 
 def test_a_new_round_forgets_the_workers_of_the_last(node: Node) -> None:
@@ -224,6 +225,6 @@ def test_many_ranks_at_once_are_all_served(node: Node) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(DEADLINE_S)
+        thread.join(6 * DEADLINE_S)
     assert node.state(0).heartbeat_count == 500
     node.wait(lambda state: state.heartbeat_count == 5000, 1)
