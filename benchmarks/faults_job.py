@@ -27,12 +27,12 @@ from ftrun.monitor.journal import read
 from ftrun.monitor.records import Record
 
 WORLD_SIZE = 2
-DEADLINE_S = 200.0
+DEADLINE_S = 400.0
 SCRIPT = Path(__file__).with_name("faults_train.py")
 _TOKEN = "FAULTS_TOKEN"
 _NOT_PASSED_ON = ("FTRUN_", "PET_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_")
 _LOOK_EVERY_S = 0.1
-_GONE_WITHIN_S = 5.0
+_GONE_WITHIN_S = 15.0
 
 E = TypeVar("E", bound=events.Event)
 

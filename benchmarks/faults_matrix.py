@@ -83,13 +83,13 @@ def until_stop(fault: Fault, times: int) -> tuple[Fault, ...]:
 
 BEFORE_PROGRESS = one("exception before progress, each time", "raises/begin:1", "exception", 1)
 SAME_STEP = one("exception at a step, each time", "raises/early:1", "exception", 1)
-EXIT_3 = one("sys.exit(3), each time", "exits_with_3:1", "exit_code", 1)
+EXIT_3 = one("exit code 3, each time", "exits_with_3:1", "exit_code", 1)
 IMPORT = one("ImportError", "imports_what_is_not_there/begin:1", "import_or_syntax_error", 1)
 NO_ROOM = Fault(
     "disk full, each time", "fills_the_disk/early:0", (("disk_full", ANY_RANK),), says="is full: 0 KiB"
 )
 SECTION = ("--ft-rank-section-timeouts", "evaluation:2")
-HEARTBEATS = ("--ft-initial-rank-heartbeat-timeout", "20", "--ft-rank-heartbeat-timeout", "6")
+HEARTBEATS = ("--ft-initial-rank-heartbeat-timeout", "40", "--ft-rank-heartbeat-timeout", "10")
 NO_STALL_RULE = ("--ft-set", "timeouts.stall=off")
 FILLED_SHM = "/dev/shm (shared memory) is full: 0 KiB"
 
@@ -107,7 +107,7 @@ TRIALS = (
     Trial(
         "the script's own ends",
         (
-            one("sys.exit(3), once", "exits_with_3:1", "exit_code", 1),
+            one("exit code 3, once", "exits_with_3:1", "exit_code", 1),
             one("exception at a step, once", "raises:0", "exception", 0),
             one("port in use, once", "takes_a_busy_port/begin:1", "port_in_use", 1),
             one("exception before progress, once", "raises/begin:0", "exception", 0),
@@ -147,7 +147,7 @@ TRIALS = (
     Trial(
         "hang, without heartbeats",
         (one("standstill of all ranks", "sleeps:1", "stall", 1),),
-        options=("--ft-set", "timeouts.stall=3"),
+        options=("--ft-set", "timeouts.stall=5"),
     ),
     Trial(
         "memory",

@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ DISK_BYTES = 4 << 20
 """For some dozens of the small checkpoints."""
 SHM_BYTES = 1 << 20
 _PROBE_TIMEOUT_S = 10
+_EMPTY_WITHIN_S = 10.0
 
 
 class NotHereError(Exception):
@@ -94,11 +96,24 @@ def _small_memory(_checkpoints: Path) -> Iterator[Entrance]:
         join = f'echo $$ > {shlex.quote(str(group / "cgroup.procs"))} && exec "$@"'
         yield Entrance(("sh", "-c", join, "sh"))
     finally:
-        # Whatever is in it has been killed; a process that is still being reaped keeps the directory busy.
+        _remove(group, parent)
+
+
+def _remove(group: Path, parent: Path) -> None:
+    """Whatever is in it has been killed; a process that is still on its way out keeps the directory busy."""
+    until = time.monotonic() + _EMPTY_WITHIN_S
+    while True:
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             for pid in (group / "cgroup.procs").read_text().split():
                 (parent / "cgroup.procs").write_text(pid)
-        group.rmdir()
+        try:
+            group.rmdir()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        else:
+            return
 
 
 def _own_memory_group() -> Path:

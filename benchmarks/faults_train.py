@@ -195,14 +195,21 @@ def uses_up_memory() -> None:
         hoard.append(b"x" * (16 * _CHUNK_BYTES))
 
 
+def leave(code: int) -> NoReturn:
+    """Without the end of the interpreter, in which torch 2.13 aborts now and then on a busy machine."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def exits_with_3() -> None:
     """As a script that knows that it cannot go on."""
-    sys.exit(3)
+    leave(3)
 
 
 def leaves_early() -> None:
     """As if all were done, while the others wait for this rank."""
-    sys.exit(0)
+    leave(0)
 
 
 def raises() -> None:
@@ -259,17 +266,23 @@ def make_large_batch(_samples: list[int]) -> torch.Tensor:
     return torch.ones(_LARGE_BYTES // 4)
 
 
+def wait_for_checksums() -> None:
+    """Of all ranks, in the newest checkpoint: they are written in the background."""
+    manifests = [newest() / name_of_manifest(one) for one in range(world_size)]
+    while not all(manifest.exists() for manifest in manifests):
+        time.sleep(_LOOK_EVERY_S)
+
+
 def truncates_a_shard() -> None:
     """Of the newest checkpoint, as when a file system loses something with the node; and is killed."""
+    wait_for_checksums()
     os.truncate(shard_of(newest()), shard_of(newest()).stat().st_size - 1)
     is_killed()
 
 
 def flips_a_bit() -> None:
     """In a shard of the newest checkpoint, whose checksums are written by then; and is killed."""
-    manifests = [newest() / name_of_manifest(one) for one in range(world_size)]
-    while not all(manifest.exists() for manifest in manifests):
-        time.sleep(_LOOK_EVERY_S)
+    wait_for_checksums()
     with shard_of(newest()).open("r+b") as file:
         file.seek(shard_of(newest()).stat().st_size // 2)
         byte = file.read(1)[0]
@@ -280,6 +293,7 @@ def flips_a_bit() -> None:
 
 def loses_a_shard() -> None:
     """Of the newest checkpoint; and is killed."""
+    wait_for_checksums()
     shard_of(newest(), 1).unlink()
     is_killed()
 
@@ -299,6 +313,7 @@ def loses_all_metadata() -> None:
 
 def overwrites_a_shard() -> None:
     """Of the newest checkpoint, by as many bytes that are none of torch's, without checksums; is killed."""
+    wait_for_checksums()  # none is to come later
     for manifest in newest().glob(".ftrun-manifest.*"):
         manifest.unlink()
     shard_of(newest()).write_bytes(b"?" * shard_of(newest()).stat().st_size)
@@ -358,3 +373,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

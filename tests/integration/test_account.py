@@ -26,6 +26,12 @@ def kill_rank_1(run: Run) -> None:
     os.kill(victim.pid, signal.SIGKILL)
 
 
+def last_save(directory: Path, rank: int) -> str:
+    """Its step, as the training keeps it."""
+    file = directory / f"saved-{rank}"
+    return file.read_text() if file.exists() else ""
+
+
 def test_account_of_a_run_with_saves_and_a_fault(tmp_path: Path) -> None:
     """Saves, steps done again and steps that counted are each in their bucket; progress is told in lines."""
     with start(tmp_path, *OPTIONS, TRAINING, "80", "20") as run:
@@ -33,18 +39,24 @@ def test_account_of_a_run_with_saves_and_a_fault(tmp_path: Path) -> None:
         run.wait_until(
             lambda: any(one.step and one.step >= 79 for one in run.events(events.ProgressObserved)), "79"
         )
+        run.wait_until(lambda: all(last_save(tmp_path, rank) == "60" for rank in (0, 1)), "both saved at 60")
         kill_rank_1(run)
+        run.wait_for_event(events.RoundStopped)  # with "go" before, rank 0 might do its last step
         (tmp_path / "go").touch()
         assert run.wait() == 0
     saves = run.events(events.CheckpointSaved)
     assert {one.rank for one in saves} <= {0, 1}
-    assert all(one.blocking_s == pytest.approx(SAVE_S, abs=0.15) for one in saves)
+    blocked = [one.blocking_s for one in saves if one.blocking_s is not None]
+    assert len(blocked) == len(saves)
+    assert min(blocked) == pytest.approx(SAVE_S, abs=0.15)
+    assert max(blocked) < 10 * SAVE_S  # a machine that does much else holds up one or the other
     assert {one.step for one in saves if one.round == 0} >= {60}
     last = [one for one in run.events(events.ProgressObserved) if one.round == 0][-1]
     assert (last.steps, last.step, last.is_told) == (79, 79, False)
     [found] = read_runs(tmp_path / "run", time.time())
     goodput = make_report(found.run, found.name, "").goodput
-    assert goodput.buckets_s["checkpoint"] == pytest.approx(4 * SAVE_S, rel=0.6)
+    told_s = sum(one.count * (one.blocking_s or 0.0) for one in saves)
+    assert goodput.buckets_s["checkpoint"] == pytest.approx(told_s, rel=0.6)
     assert goodput.buckets_s["redone"] > 15 * STEP_S
     assert goodput.buckets_s["productive"] > 60 * STEP_S
     assert sum(one.lost for one in found.run.work) == 19

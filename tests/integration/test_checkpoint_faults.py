@@ -16,6 +16,8 @@ from ftrun.monitor.events import (
 from tests.support.run import Run, finish
 from tests.support.saving import train
 
+LONG_S = 300.0
+"""Seven starts of Python and torch, of which most are cold."""
 SCRIPT = str(Path(__file__).parents[1] / "support" / "saving.py")
 
 
@@ -23,7 +25,7 @@ def run(directory: Path, steps: int, *deeds: str) -> tuple[int, Run]:
     """The job, with checkpoints below `directory`."""
     checkpoints = str(directory / "checkpoints")
     options = ("--nproc-per-node", "1", "--max-restarts", "10", "--ft-checkpoint-dir", checkpoints)
-    return finish(directory, *options, SCRIPT, checkpoints, str(steps), *deeds, timeout_s=90)
+    return finish(directory, *options, SCRIPT, checkpoints, str(steps), *deeds, timeout_s=LONG_S)
 
 
 def expected_end(steps: int) -> str:
@@ -62,4 +64,4 @@ def test_faults_around_saving_and_loading_cost_no_more_than_they_must(tmp_path: 
     ]
     ages = [event.checkpoint_age_s for event in done.events(RecoveryCompleted)]
     assert ages
-    assert all(age is not None and 0 <= age < 90 for age in ages)
+    assert all(age is not None and 0 <= age < LONG_S for age in ages)

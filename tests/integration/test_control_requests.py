@@ -12,7 +12,7 @@ from ftrun.monitor.wire import ControlRequest, WorkloadAction
 from tests.support.run import WORKER, Run, finish, start
 
 TWO = ("--nproc-per-node", "2")
-LONG_S = 60.0
+LONG_S = 120.0
 SHORT_S = 10.0
 
 NVRX = """
@@ -30,8 +30,14 @@ time.sleep(60)
 OWN = """
 from ftrun.monitor import client
 if rank == 1:
+    stops = []
+    signal.signal(signal.SIGTERM, lambda *_: stops.append(True))  # which may come before it has said a word
     say("taken", client.{function}("{reason}"))
     {after}
+    while not stops:
+        time.sleep(0.01)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die(signal.SIGTERM)
 time.sleep(60)
 """
 FAILS = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from ftrun.launcher.checkpoint import find_newest_whole
+from tests.support.nodes import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_fsdp.py"
 SMALL = ("--width", "32", "--layers", "1", "--heads", "2", "--context", "16", "--batch", "2")
-DEADLINE_S = 60
+DEADLINE_S = 180
 ABORT = "terminate called without an active exception"
 """How torch 2.13 ends some processes whose script is done, on a busy machine: a thread of its comes for the
 interpreter while that ends. Nothing of ftrun is in these processes; what they did is looked at."""
@@ -35,10 +35,7 @@ def environment(**extra: str) -> dict[str, str]:
 @contextmanager
 def two_ranks(*arguments: str, resume_from: Path | None = None) -> Iterator[list[subprocess.Popen[str]]]:
     """The example on two ranks without any launcher; killed at the deadline, nothing of it is left."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    extra = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    extra = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     if resume_from is not None:
         extra["FTRUN_RESUME_FROM"] = str(resume_from)
     ranks: list[subprocess.Popen[str]] = []

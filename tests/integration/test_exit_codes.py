@@ -140,17 +140,15 @@ def test_worker_that_survives_sigkill_is_94_and_named(tmp_path: Path, mount_poin
     """A rank in uninterruptible sleep cannot be ended: the agent says so and leaves, in bounded time."""
     code = f"""
 if rank == 0:
-    (directory / "entering").touch()
     os.stat("{mount_point}/x")
-wait_for("entering")
-time.sleep(0.3)
+wait_for("{mount_point}.asked")
 die(signal.SIGKILL)
 """
     short = ("--shutdown-timeout", "0.3", "--ft-set", "ftrun.stop.kill_timeout=0.5")
     beside = (sys.executable, str(HUNG_FUSE), str(mount_point))
     with start(tmp_path, "--nproc-per-node", "2", *short, WORKER, code, wrapper=beside) as run:
         assert run.wait() == 94, run.stderr
-        run.wait_until_gone(5)  # the filesystem is taken away, and SIGKILL has its effect
+        run.wait_until_gone(20)  # the filesystem is taken away, and SIGKILL has its effect
     (unkillable,) = run.events(events.WorkerUnkillable)
     assert (unkillable.rank, unkillable.state) == (0, "D")
     assert f"pid {unkillable.pid}" in run.stderr

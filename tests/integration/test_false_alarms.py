@@ -18,7 +18,7 @@ FLOOR_S = 7.0
 """For 60 s. Above the 5 s of a stopped process, and those after which a DataLoader looks around."""
 QUIET_S = 8.0
 STOPPED_S = 5.0
-LONG_S = 60.0
+LONG_S = 180.0
 PHASES = (
     "evaluation",
     "checkpoint",

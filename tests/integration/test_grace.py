@@ -14,7 +14,10 @@ WAITING = str(Path(__file__).parents[1] / "support/waiting_ranks.py")
 THREE = ("--nproc-per-node", "3")
 TWO = ("--nproc-per-node", "2")
 LONG_GRACE = ("--ft-set", "stop.grace_after_failure=30")
-LONG_S = 60.0
+LONG_S = 180.0
+NO_MEMORY_LIMIT = ("--ft-set", "standby.min_free_memory=0")
+SOON_S = 10.0
+"""A third of the grace, on a machine that does much else."""
 
 SAVES = """
 from ftrun.monitor.client import heartbeat
@@ -71,7 +74,8 @@ def printed(run: Run, what: str) -> list[float]:
 @pytest.mark.slow
 def test_survivors_that_wait_in_a_collective_are_not_waited_for(tmp_path: Path) -> None:
     """All ranks have a SIGTERM handler that sets a flag; from the kill of one to the next step."""
-    with start(tmp_path, *THREE, *LONG_GRACE, "--max-restarts", "1", WAITING) as run:
+    options = (*THREE, *LONG_GRACE, *NO_MEMORY_LIMIT, "--max-restarts", "1")
+    with start(tmp_path, *options, WAITING) as run:
         run.wait_for_event(events.StandbyReadied, count=3, timeout_s=LONG_S)
         (tmp_path / "go").touch()
         assert run.wait(LONG_S) == 0, run.stderr
@@ -80,8 +84,8 @@ def test_survivors_that_wait_in_a_collective_are_not_waited_for(tmp_path: Path) 
     print(f"kill to next step: {next_step_s:.2f} s")
     ended = run.events(events.GraceEnded)
     assert sorted(one.rank for one in ended) == [0, 2]
-    assert all(0.5 <= one.after_s < 3.0 for one in ended)
-    assert next_step_s < 3.0
+    assert all(0.5 <= one.after_s < SOON_S for one in ended)
+    assert next_step_s < SOON_S
     [incident] = run.events(events.IncidentDiagnosed)
     assert (incident.culprit_rank, incident.incident_kind) == (1, "killed")
     assert set(incident.collateral_ranks) == {0, 2}

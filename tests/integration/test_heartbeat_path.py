@@ -11,10 +11,10 @@ from pathlib import Path
 from ftrun.monitor import events
 from tests.support.run import WORKER, finish, start
 
-LIMITS = ("--ft-initial-rank-heartbeat-timeout", "30", "--ft-rank-heartbeat-timeout", "2")
+LIMITS = ("--ft-initial-rank-heartbeat-timeout", "60", "--ft-rank-heartbeat-timeout", "4")
 NO_STALL_RULE = ("--ft-set", "timeouts.stall=off")
 LONG_S = 60.0
-STOPPED_S = 3.0
+STOPPED_S = 6.0
 """Longer than the limit for heartbeats: what the agent has missed is no silence."""
 
 BEATS = """
@@ -69,6 +69,7 @@ if restart_count == 0:
     frames = (struct.pack(">I", 2**32 - 1) + b"x", struct.pack(">I", 9) + b"half", b"\\0\\0\\0\\4\\x80\\4N.")
     for path in [os.environ[name] for name in names]:
         for data in (b"", os.urandom(4096), b"GET / HTTP/1.1\\r\\n\\r\\n", *frames):
+            heartbeat()
             for _ in range(20):
                 kept.append(socket.socket(socket.AF_UNIX))
                 kept[-1].connect(path)
@@ -106,8 +107,11 @@ for _ in range(10):
     time.sleep(0.05)
 if restart_count == 0:
     time.sleep(60)
+stops = []
+signal.signal(signal.SIGTERM, lambda *_: stops.append(True))  # which may come before it has said a word
 say("taken", client.request_stop("heard again"))
-time.sleep(60)
+while not stops:
+    time.sleep(0.01)
 """
 
 

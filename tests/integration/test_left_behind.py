@@ -56,7 +56,7 @@ def test_grandchildren_and_sockets_of_a_killed_agent_are_cleaned_up(tmp_path: Pa
         assert list((tmp_path / "tmp").glob("ftrun-*"))
         run.send(signal.SIGKILL)
         run.process.wait(10)
-        run.wait_until_gone(5)
+        run.wait_until_gone(20)
         until(lambda: not list((tmp_path / "tmp").glob("ftrun-*")), lambda: "the sockets are not removed")
 
 
@@ -92,7 +92,7 @@ signal.signal(signal.SIGTERM, lambda *_: None)
 while not (directory / "signalled").exists():
     time.sleep(0.02)
 """
-    with start(tmp_path, *TWO, WORKER, code) as run:
+    with start(tmp_path, *TWO, "--ft-set", "stop.grace_after_failure=60", WORKER, code) as run:
         run.wait_for_event(events.WorkerExited)
         run.send(signal.SIGTERM)
         run.wait_for_event(events.SignalReceived)

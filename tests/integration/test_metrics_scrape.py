@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,17 +49,29 @@ def value(values: Values, name: str, **labels: str) -> float | None:
     return values.get((name, frozenset(labels.items())))
 
 
-def once_recovered(run: Run, port: int) -> Values:
-    """The first values that count a recovery; the journal has it a moment earlier."""
+def once(run: Run, port: int, is_so: Callable[[Values], bool], what: str) -> Values:
+    """The first values that are so."""
     found: Values = {}
 
-    def has_recovered() -> bool:
+    def is_reached() -> bool:
         found.clear()
         found.update(parse(get(port, "/metrics")))
-        return value(found, "ftrun_recovery_seconds_count") == 1
+        return is_so(found)
 
-    run.wait_until(has_recovered, "a recovery is counted", 120)
+    run.wait_until(is_reached, what, 120)
     return found
+
+
+def have_saved(values: Values) -> bool:
+    """Both ranks, for the first time: one may begin well after the other."""
+    return all((value(values, "ftrun_rank_steps_total", rank=rank) or 0) >= 20 for rank in "01")
+
+
+def once_recovered(run: Run, port: int) -> Values:
+    """The first values that count a recovery; the journal has it a moment earlier."""
+    return once(
+        run, port, lambda values: value(values, "ftrun_recovery_seconds_count") == 1, "a recovery is counted"
+    )
 
 
 def kill_rank_1(run: Run) -> None:
@@ -73,8 +86,7 @@ def test_metrics_of_a_run_with_a_fault(tmp_path: Path) -> None:
     with start(tmp_path, *options, "--max-restarts", "4", TRAINING, "60", "20") as run:
         [served] = run.wait_for_event(events.MetricsServed)
         assert served.host == "127.0.0.1"
-        run.wait_for_event(events.CheckpointSaved)
-        values = parse(get(served.port, "/metrics"))
+        values = once(run, served.port, have_saved, "both ranks have saved")
         assert value(values, "ftrun_phase", phase="running") == 1
         assert value(values, "ftrun_rank_up", rank="0") == value(values, "ftrun_rank_up", rank="1") == 1
         assert (value(values, "ftrun_rank_steps_total", rank="1") or 0) >= 20

@@ -29,7 +29,9 @@ def main(steps: int, save_every: int) -> None:
         client.heartbeat(step)
         if step % save_every == 0:
             time.sleep(SAVE_S)
-            saved.write_text(str(step))
+            new = saved.with_suffix(".new")  # a kill may come at any time
+            new.write_text(str(step))
+            os.replace(new, saved)
             client.checkpoint_saved(home / f"step-{step}", step, has_checksums=False)
 
 

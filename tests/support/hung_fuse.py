@@ -3,7 +3,8 @@
     python hung_fuse.py MOUNT_POINT COMMAND...
 
 Needs root and /dev/fuse. The mount is in a mount namespace of its own; when the command has ended it is
-taken away, which wakes the sleepers. Protocol: include/uapi/linux/fuse.h.
+taken away, which wakes the sleepers. Once one of them sleeps there is a file MOUNT_POINT.asked.
+Protocol: include/uapi/linux/fuse.h.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def mount(path: str) -> int:
     return fd
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, path: str) -> None:
     """Answer the first request, without which nothing could be asked, and no other."""
     while True:
         try:
@@ -51,12 +52,14 @@ def serve(fd: int) -> None:
         if operation == _FUSE_INIT:
             reply = _INIT_REPLY.pack(7, 31, 0, 0, 0, 0, 65536, 1, 0, 0, 0)
             os.write(fd, struct.pack("<IiQ", 16 + len(reply), 0, unique) + reply)
+        else:  # who has asked it can not be killed any more
+            open(f"{path}.asked", "w").close()
 
 
 def main() -> None:
     """Mount, run the command, unmount; ends with the command's exit code."""
     path, *command = sys.argv[1:]
-    threading.Thread(target=serve, args=(mount(path),), daemon=True).start()
+    threading.Thread(target=serve, args=(mount(path), path), daemon=True).start()
     try:
         code = subprocess.call(command)
     finally:

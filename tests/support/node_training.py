@@ -52,3 +52,5 @@ while not is_over:
     time.sleep(STEP_S)
 say("done", step=step, weights=int(weights))
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # torch now and then ends a busy process with SIGABRT, when all is done

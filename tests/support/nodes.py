@@ -52,7 +52,7 @@ class Said:
     restart: int
     run_id: str
     master: str
-    more: Mapping[str, int] = field(default_factory=dict)
+    more: Mapping[str, float] = field(default_factory=dict)
 
 
 class Job:
@@ -103,10 +103,10 @@ class Job:
     def said(self, what: str, **wanted: int) -> list[Said]:
         """What the workers said so far, oldest first; only with these values, if any are named."""
         try:
-            lines = (self.directory / SAID).read_text().splitlines()
+            whole, _, _ = (self.directory / SAID).read_text().rpartition("\n")  # the last is being written
         except FileNotFoundError:
             return []
-        found = [Said(**json.loads(line)) for line in lines]
+        found = [Said(**json.loads(line)) for line in whole.splitlines()]
         found = [one for one in found if one.what == what]
         return [one for one in found if all(getattr(one, name) == value for name, value in wanted.items())]
 
@@ -164,14 +164,14 @@ class Job:
             lambda: all(run.process.poll() is not None for run in wanted), "the agents end", timeout_s
         )
         for run in wanted:
-            self.wait_until(lambda run=run: not run.living(), "no process of an ended agent is left", 5)
+            self.wait_until(lambda run=run: not run.living(), "no process of an ended agent is left", 20)
         return [run.process.returncode for run in wanted]
 
     def kill(self, run: Run) -> None:
         """SIGKILL an agent; its workers die with it."""
         run.send(signal.SIGKILL)
         run.process.wait(10)
-        self.wait_until(lambda: not run.living(), "workers of a killed agent die", 5)
+        self.wait_until(lambda: not run.living(), "workers of a killed agent die", 20)
 
     def account(self) -> str:
         """How everything is, for a person."""

@@ -24,7 +24,7 @@ from ftrun.monitor.records import Record
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 """Executes its first argument as Python code; see there."""
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 _TOKEN_VARIABLE = "FTRUN_TEST_TOKEN"
 _NOT_PASSED_ON = ("FTRUN_", "PET_", "TORCHELASTIC_", "TORCH_ELASTIC_")
 _NOT_SET = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "LOGLEVEL", "OMP_NUM_THREADS")

@@ -40,3 +40,4 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     time.sleep(1.0)  # until the others wait
     say("killed", time.monotonic())
     os.kill(os.getpid(), signal.SIGKILL)
+os._exit(0)  # torch 2.13 aborts some processes at the end of the interpreter, on a busy machine

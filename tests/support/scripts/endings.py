@@ -2,7 +2,6 @@
 
 import atexit
 import threading
-import time
 
 
 class Last:
@@ -11,7 +10,7 @@ class Last:
 
 
 def late():
-    time.sleep(0.05)
+    threading.main_thread().join(20)
     print("thread", threading.main_thread().is_alive())
 
 
