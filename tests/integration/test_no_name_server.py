@@ -34,6 +34,8 @@ if restart_count == 0:
     if rank == 1:
         die(signal.SIGKILL)
 dist.barrier()
+wait_for("end")
+os._exit(0)  # torch now and then ends a busy process with SIGABRT
 """
 
 
@@ -52,8 +54,9 @@ def test_recovery_does_not_wait_for_a_silent_name_server(tmp_path: Path) -> None
     wrapper = ("unshare", "-n", "-m", "bash", "-c", script, str(tmp_path / "resolv.conf"))
     options = ("--nproc-per-node", "2", "--ft-set", "standby.min_free_memory=0")
     with start(tmp_path, *options, WORKER, TRAIN, wrapper=wrapper) as run:
-        run.wait_for_event(StandbyReadied, count=2, timeout_s=90)
+        run.wait_for_event(StandbyReadied, count=2, timeout_s=120)
         (tmp_path / "go").touch()
-        assert run.wait(timeout_s=60) == 0, run.stderr
-    (recovery,) = run.events(RecoveryCompleted)
-    assert recovery.total_s < 5.0
+        (recovery,) = run.wait_for_event(RecoveryCompleted, timeout_s=120)
+        (tmp_path / "end").touch()
+        assert run.wait(timeout_s=120) == 0, run.stderr
+    assert recovery.total_s < 8.0  # one look-up in vain takes 10 s

@@ -17,7 +17,7 @@ from tests.support.nodes import WORKER, Said, ended, job, node_of
 
 REFORMED_S = 15.0
 """Bound for a new round, on a machine that does much else."""
-LOST_AFTER_S = 3.0
+LOST_AFTER_S = 5.0
 QUICK = ("--ft-set", "rdzv.keep_alive_interval=0.5", "--ft-set", f"rdzv.lost_after={LOST_AFTER_S:g}")
 WORKS = "print('incarnation', os.getpid(), flush=True)\nwork_until('end')"
 

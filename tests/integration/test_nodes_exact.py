@@ -14,7 +14,8 @@ from tests.integration.test_bit_exact import EXAMPLE, SMALL
 from tests.support.nodes import Job, ended, job
 from tests.support.run import Run
 
-STEPS, EVERY = 300, 20
+HELD = str(Path(__file__).parents[1] / "support" / "held_example.py")
+STEPS, EVERY = 200, 20
 
 
 def kill_worker(this: Job, host: Run, other: Run) -> Run:
@@ -41,7 +42,7 @@ Deed = Callable[[Job, Run, Run], Run]
 def train(directory: Path, *deeds: Deed) -> tuple[str, list[Run]]:
     """Train on two nodes; the hash of the final weights, and the agents that ended by themselves."""
     checkpoints = directory / "checkpoints"
-    script = (EXAMPLE, *SMALL, "--steps", str(STEPS), "--checkpoint-every", str(EVERY))
+    script = (HELD, str(len(deeds)), EXAMPLE, *SMALL, "--steps", str(STEPS), "--checkpoint-every", str(EVERY))
     saving = ("--checkpoint-dir", str(checkpoints), "--final-hash", str(directory / "hash"))
     options = ("--nnodes", "2", "--ft-checkpoint-dir", str(checkpoints))
     with job(directory, *options, script=(*script, *saving)) as this:
@@ -52,7 +53,7 @@ def train(directory: Path, *deeds: Deed) -> tuple[str, list[Run]]:
             [other] = [run for run in running if run is not host]
             deed(this, host, other)
             running = [run for run in this.runs if run.process.poll() is None]
-        assert this.codes(*running) == [0, 0], this.account()
+        assert this.codes(*running, timeout_s=300) == [0, 0], this.account()
     return (directory / "hash").read_text(), running
 
 
@@ -64,8 +65,15 @@ def wait_for_progress(this: Job, running: list[Run], restart: int, checkpoints: 
         return any(one.round in rounds for one in run.events(events.WorkerProgressed))
 
     this.wait_until(lambda: all(map(trains, running)), f"training after {restart} restarts")
-    seen = len(list(checkpoints.glob("step-*/.metadata")))
-    this.wait_until(lambda: len(list(checkpoints.glob("step-*/.metadata"))) > seen, "a new checkpoint")
+    closed = [one for one in running[0].events(events.RoundClosed) if one.restart_count == restart]
+    begun = closed[-1].resume_step or 0
+    this.wait_until(lambda: newest(checkpoints) > begun, "a new checkpoint")
+
+
+def newest(checkpoints: Path) -> int:
+    """Step of the newest checkpoint."""
+    found = checkpoints.glob("step-*/.metadata")
+    return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from ftrun.monitor import events
 from ftrun.monitor.journal import read
 from tests.support.nodes import DEADLINE_S, WORKER, ended, free_port, job, seconds_since
 from tests.support.run import start
+from tests.support.waiting import until
 
 WORKS = "work_until('end')"
 DIES_ONCE = """
@@ -57,6 +58,11 @@ def test_other_jobs_are_refused_and_the_same_id_can_be_used_again(tmp_path: Path
         assert [one.restart for one in this.said("began")] == [0, 0, 0, 0]
 
 
+def is_listened_to(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[int]:
     """Port of an etcd that speaks the v2 API."""
@@ -70,6 +76,7 @@ def etcd(tmp_path: Path) -> Iterator[int]:
     with (tmp_path / "etcd.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
+        until(lambda: is_listened_to(port), lambda: "etcd does not listen", 60)
         yield port
     finally:
         server.kill()

@@ -15,7 +15,8 @@ from tests.support.run import Run
 WORKS = "work_until('end')"
 AT_ONCE_S = 10.0
 """Bound for what waits for nothing, on a busy machine."""
-GRACE_S = 3.0
+GRACE_S = 6.0
+LOST_AFTER_S = 60.0
 LINGERS = """
 def linger(signum, frame):
     say("asked")
@@ -34,7 +35,7 @@ def worlds(this: Job) -> dict[int, int]:
 @pytest.mark.slow
 def test_spare_takes_over_and_nobody_is_disturbed_by_one_too_many(tmp_path: Path) -> None:
     """A spare and a surplus node wait, one replaces a lost node at once, all end with the job's code."""
-    options = ("--nnodes", "2", "--ft-set", "world.spares=1", "--ft-set", "rdzv.lost_after=3")
+    options = ("--nnodes", "2", "--ft-set", "world.spares=1", "--ft-set", "rdzv.lost_after=5")
     with job(tmp_path, *options, script=(TRAINING,)) as this:
         host = this.start_host(0)
         rivals = {1: this.start(1), 2: this.start(2)}
@@ -107,7 +108,8 @@ def test_node_that_is_told_to_stop_leaves_within_its_grace(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_host_agents_node_is_told_to_stop(tmp_path: Path) -> None:
     """It takes the store with it; the others go on without it, at once and as after any node that leaves."""
-    options = ("--nnodes", "1:3", "--rdzv-conf", "last_call_timeout=300")
+    lost = ("--ft-set", f"rdzv.lost_after={LOST_AFTER_S:g}")
+    options = ("--nnodes", "1:3", "--rdzv-conf", "last_call_timeout=300", *lost)
     with job(tmp_path, *options, script=(TRAINING,)) as this:
         host = this.start_host(0)
         others = [this.start(1), this.start(2)]
@@ -115,7 +117,7 @@ def test_host_agents_node_is_told_to_stop(tmp_path: Path) -> None:
         assert end_after_sigterm(this, host) < AT_ONCE_S
         told_at = time.monotonic()
         this.wait_said("began", 2, restart=1)
-        assert seconds_since(told_at) < AT_ONCE_S
+        assert seconds_since(told_at) < LOST_AFTER_S / 2  # the ranks import torch again
         this.release("end")
         assert this.codes(*others) == [0, 0], this.account()
         assert worlds(this) == {0: 3, 1: 2}

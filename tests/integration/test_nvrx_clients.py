@@ -27,7 +27,10 @@ PROGRAM = Path(__file__).parents[1] / "support/nvrx_client.py"
 DEADLINE_S = 60.0
 NEW_VERSION = "0.7.0"
 WHEEL = f"nvidia_resiliency_ext-{NEW_VERSION}-cp312-cp312-manylinux_2_39_x86_64.whl"
-UNREACHABLE = ("NewConnectionError", "NameResolutionError", "ConnectTimeout", "ReadTimeout", "ProxyError")
+UNREACHABLE = (
+    *("NewConnectionError", "NameResolutionError", "ConnectTimeout", "ReadTimeout", "ProxyError"),
+    *("ProtocolError", "SSLError", "IncompleteRead", "ConnectionResetError", "RemoteDisconnected"),
+)
 TIMEOUTS = Timeouts.from_config(600.0, 60.0, {"step": 5.0, "eval": 50.0}, 70.0)
 
 
@@ -40,7 +43,10 @@ def download(cache: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=cache) as partial:
             command = [sys.executable, "-m", "pip", "download", "--no-deps", *platform, "--dest", partial]
             command += ["--retries=1", "--timeout=15", f"nvidia-resiliency-ext=={NEW_VERSION}"]
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            try:
+                ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+            except subprocess.TimeoutExpired:
+                pytest.skip(f"the package registry is too slow for nvidia-resiliency-ext {NEW_VERSION}")
             said = ended.stdout + ended.stderr
             if ended.returncode != 0 and any(word in said for word in UNREACHABLE):
                 pytest.skip(f"no package registry can be reached for nvidia-resiliency-ext {NEW_VERSION}")
@@ -213,8 +219,8 @@ def calculated_limits(node: Node, client: Client) -> None:
     client.does("dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)")
     client.does("client.calculate_and_set_hb_timeouts()")
     client.does("client.calculate_and_set_section_timeouts(selected_sections=['step'])")
-    timeouts = node.state().timeouts
-    assert timeouts.calculated == {"initial", "steady", "section:step", "out_of_section"}
+    wanted = {"initial", "steady", "section:step", "out_of_section"}
+    timeouts = node.wait(lambda state: state.timeouts.calculated == wanted).timeouts
     assert timeouts.sections["eval"] == 50.0
     client.does(f"assert client.hb_timeouts.subsequent == {timeouts.steady!r}")
     client.does(f"assert client.section_timeouts.section['step'] == {timeouts.sections['step']!r}")
@@ -225,8 +231,8 @@ def restart_in_the_process(node: Node, client: Client) -> None:
     client.does("state['current_timeouts']['heartbeat']['subsequent'] = 33.0")
     client.does("client.load_state_dict(state)")
     client.does("client.init_workload_monitoring()")
-    state = node.wait(lambda state: state.session_count == 2)
-    assert (state.timeouts.steady, state.pid) == (33.0, client.pid)
+    state = node.wait(lambda state: (state.session_count, state.timeouts.steady) == (2, 33.0))
+    assert state.pid == client.pid
     client.does("old.send_heartbeat(); client.send_heartbeat(); old.shutdown_workload_monitoring()")
     assert node.wait(lambda state: state.heartbeat_count == 6).is_connected
 
@@ -246,6 +252,7 @@ def test_killed_clients_and_second_processes(node: Node) -> None:
     """A second process gets an error and disturbs nothing; once the first is dead, a new one is welcome."""
     first, second = node.client(), node.client()
     first.does("client.init_workload_monitoring(); client.start_section('step')")
+    node.wait(lambda state: len(state.open_sections) == 1)
     said = second.says("client.init_workload_monitoring()")
     assert said.startswith("RankMonitorClientError")
     state = node.wait(lambda state: state.error_count == 1)

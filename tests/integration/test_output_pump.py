@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -14,7 +15,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ import pytest
 from ftrun.launcher.output import OutputPump
 from ftrun.launcher.output_lines import StreamTarget
 from ftrun.launcher.streams import Std
+from tests.support.waiting import until
 
 DEADLINE_S = 20.0
 
@@ -64,13 +66,13 @@ class Console:
 
 
 class Rig:
-    """A pump with consoles to look at."""
+    """A pump with consoles to look at; by its clock, which stands still, no worker ever makes a pause."""
 
-    def __init__(self, stderr: Console | None = None) -> None:
+    def __init__(self, stderr: Console | None = None, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.out = Console(*os.pipe())
         self.err = stderr or Console(*os.pipe())
         self.warnings: list[str] = []
-        self.pump = OutputPump(self.warnings.append, self.out.write_fd, self.err.write_fd)
+        self.pump = OutputPump(self.warnings.append, self.out.write_fd, self.err.write_fd, clock)
 
     def start(self, code: str, *targets: StreamTarget) -> subprocess.Popen[bytes]:
         """Start a little worker with the streams that the targets describe; others are /dev/null."""
@@ -182,15 +184,16 @@ os.kill(os.getpid(), 9)
     assert len(console.splitlines()) == 402
 
 
-def test_a_pause_shows_what_has_no_newline_yet(rig: Rig, tmp_path: Path) -> None:
+def test_a_pause_shows_what_has_no_newline_yet(tmp_path: Path) -> None:
     """Neither a prompt nor a progress bar waits for a newline; the file has the exact bytes."""
     code = "os.write(1, b'\\r10%\\r20%'); sys.stdin.readline(); os.write(1, b'\\r30%\\n')"
-    worker = rig.start(code, teed(tmp_path / "log"))
-    assert rig.out.wait_for(b"20%\n") == b"[default0]:10%\n[default0]:20%\n"
-    worker.communicate(b"\n", timeout=DEADLINE_S)
-    assert rig.pump.drain(DEADLINE_S)
-    assert rig.out.read_all() == b"[default0]:10%\n[default0]:20%\n[default0]:30%\n"
-    assert (tmp_path / "log").read_bytes() == b"\r10%\r20%\r30%\n"
+    with contextlib.closing(Rig(clock=time.monotonic)) as rig:
+        worker = rig.start(code, teed(tmp_path / "log"))
+        assert rig.out.wait_for(b"20%\n") == b"[default0]:10%\n[default0]:20%\n"
+        worker.communicate(b"\n", timeout=DEADLINE_S)
+        assert rig.pump.drain(DEADLINE_S)
+        assert rig.out.read_all() == b"[default0]:10%\n[default0]:20%\n[default0]:30%\n"
+        assert (tmp_path / "log").read_bytes() == b"\r10%\r20%\r30%\n"
 
 
 def test_a_very_long_line_is_shown_in_parts(rig: Rig, tmp_path: Path) -> None:
@@ -266,6 +269,7 @@ def test_a_blocked_console_never_blocks_the_agent(rig: Rig, tmp_path: Path) -> N
     """While nobody reads, every call returns in its time; when somebody reads again nothing is missing."""
     code = "sys.stdout.write(''.join(f'{i:07}\\n' for i in range(150_000)))"
     worker = rig.start(code, teed(tmp_path / "log"))
+    until(lambda: not rig.pump.drain(0.05), lambda: "the console took everything")
     with pytest.raises(subprocess.TimeoutExpired):
         worker.wait(0.5)
     began_at = time.monotonic()
@@ -375,7 +379,7 @@ def test_a_thousand_rounds_leave_no_descriptor(rig: Rig, tmp_path: Path) -> None
         for fd in held:
             os.close(fd)
         rig.out.read_all()
-    assert count_fds() == before
+    until(lambda: count_fds() == before, count_fds)  # the pump closes them in its own time
     assert rig.out.seen == b"[default0]:x\n" * 1000
 
 

@@ -159,8 +159,8 @@ from ftrun.healthchecks.paths import PathReader
 reader, path = PathReader(), sys.argv[1] + "/ckpt"
 for _ in range(3):
     started = time.monotonic()
-    reading = reader.read(path, 0.5)
-    is_in_time = time.monotonic() - started < 1.5
+    reading = reader.read(path, 3.0)
+    is_in_time = time.monotonic() - started < 9.0
     print(reading.step.value, reading.has_hung, reading.is_abandoned, is_in_time, flush=True)
 print(len(reader.stuck_pids), reader.read("/tmp", 20).step.value, flush=True)
 """
@@ -176,4 +176,4 @@ def test_filesystem_that_never_answers(tmp_path: Path) -> None:
     if "mount" in done.stderr:
         pytest.skip(f"no FUSE mounts here: {done.stderr.strip()}")
     assert done.stdout.splitlines() == ["find True True True"] * 3 + ["1 done"], done.stderr
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 40

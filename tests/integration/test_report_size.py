@@ -96,7 +96,7 @@ def test_million_events_of_a_thousand_nodes_take_seconds(run: Path, tmp_path: Pa
     text, spent_s = ftctl(tmp_path / "output", "report", str(run))
     assert "1000 nodes, 8000 ranks" in text
     assert "33 incidents: 33 x killed" in text
-    assert spent_s < TIMES_JSON * least_s
+    assert spent_s < TIMES_JSON * max(least_s, json_s(run))
 
 
 @pytest.mark.slow
@@ -106,4 +106,4 @@ def test_page_of_a_million_events_is_made_in_seconds(run: Path, tmp_path: Path) 
     _, spent_s = ftctl(tmp_path / "output", "report", str(run), "--html", str(page))
     assert page.stat().st_size < MOST_PAGE_BYTES
     assert page.read_text().count("<article") == 2
-    assert spent_s < 2 * TIMES_JSON * least_s
+    assert spent_s < 2 * TIMES_JSON * max(least_s, json_s(run))

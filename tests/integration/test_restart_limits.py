@@ -85,8 +85,9 @@ def test_node_that_fails_again_and_again_is_replaced_by_a_spare(tmp_path: Path, 
 def test_exclusion_outlives_the_host_agent(tmp_path: Path) -> None:
     """The new one knows from the others' joins which node may not come back."""
     options = ("--nnodes", "1:3", "--ft-set", "restart.exclude_after=2", "--max-restarts", "9")
+    patience = ("--rdzv-conf", "last_call_timeout=300")
     code = f"import os\nPLACE = '2'\n{KILLED_ON_REQUEST}"
-    with job(tmp_path, *options, script=(nodes.WORKER, code)) as this:
+    with job(tmp_path, *options, *patience, script=(nodes.WORKER, code)) as this:
         host, other, third = this.start_host(0), this.start(1), this.start(2)
         for restart in range(2):
             this.wait_said("works", 3, restart=restart)

@@ -56,7 +56,7 @@ if rank == 1:
     def leave_slowly():
         (directory / "raised").touch()
         wait_for("other_is_gone")
-        time.sleep(0.2)
+        time.sleep(5.0)
     raise ValueError("the cause")
 wait_for("raised")
 atexit.register((directory / "other_is_gone").touch)

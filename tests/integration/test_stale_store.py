@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from ftrun.monitor import events
+from tests.support.nodes import free_port
 from tests.support.run import WORKER, Run, finish
 
 TWO = ("--nproc-per-node", "2")
@@ -15,7 +15,7 @@ LEAVE_KEYS = """
 import torch.distributed as dist
 from datetime import timedelta
 address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-store = dist.TCPStore(*address, None, False, timedelta(seconds=20), wait_for_workers=False)
+store = dist.TCPStore(*address, None, False, timedelta(seconds=120), wait_for_workers=False)
 say("agent serves the store:", os.environ["TORCHELASTIC_USE_AGENT_STORE"])
 say("stale:", store.check(["mine/0"]) or store.check(["mine/1"]))
 dist.init_process_group("gloo")
@@ -23,14 +23,14 @@ dist.barrier()
 store.set(f"mine/{rank}", "x")
 dist.barrier()
 dist.destroy_process_group()
-sys.exit(restart_count == 0)
+os._exit(restart_count == 0)  # torch now and then ends a busy process with SIGABRT
 """
 MEET_BY_ADDRESS = """
 import torch.distributed as dist
 from datetime import timedelta
 def meet(address):
     dist.init_process_group(
-        "gloo", f"tcp://{address}", timedelta(seconds=30), int(os.environ["WORLD_SIZE"]), rank
+        "gloo", f"tcp://{address}", timedelta(seconds=120), int(os.environ["WORLD_SIZE"]), rank
     )
     dist.barrier()
     dist.destroy_process_group()
@@ -38,6 +38,7 @@ meet(f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
 os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 meet("127.0.0.1:<port>")
 say("met twice")
+os._exit(0)  # torch now and then ends a busy process with SIGABRT
 """
 SCRIPT = """
 import os, random, signal, sys, time
@@ -60,6 +61,7 @@ for step in range(5):
 dist.barrier()
 os.write(1, f"rank {rank} done with {total.item()} after {restart} restarts\\n".encode())
 dist.destroy_process_group()
+os._exit(0)  # torch now and then ends a busy process with SIGABRT
 """
 
 
@@ -71,7 +73,7 @@ def run_gloo_job(directory: Path, kills: int, exits: int, *options: str) -> Run:
     limits = ("--ft-set", "restart.max_no_progress=0", "--ft-set", "restart.max_same_failure=0")
     budget = ("--max-restarts", str(kills + exits + 5), *limits)
     command = (*TWO, *budget, *options, str(script), str(kills), str(exits))
-    exit_code, run = finish(directory, *command, timeout_s=120)
+    exit_code, run = finish(directory, *command, timeout_s=400)
     assert exit_code == 0, run.stderr
     for rank in (0, 1):
         assert f"rank {rank} done with 32.0 after {kills + exits} restarts\n" in run.stdout
@@ -85,7 +87,7 @@ def run_gloo_job(directory: Path, kills: int, exits: int, *options: str) -> Run:
 
 def test_no_key_of_the_round_before_is_in_the_store(tmp_path: Path) -> None:
     """What a round has set is not there in the next one, looked for as a fresh init_process_group would."""
-    exit_code, run = finish(tmp_path, *TWO, "--max-restarts", "1", WORKER, LEAVE_KEYS)
+    exit_code, run = finish(tmp_path, *TWO, "--max-restarts", "1", WORKER, LEAVE_KEYS, timeout_s=90)
     assert exit_code == 0, run.stderr
     assert run.stdout.count("agent serves the store: True") == 4
     assert run.stdout.count("stale: False") == 4
@@ -94,9 +96,8 @@ def test_no_key_of_the_round_before_is_in_the_store(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ranks_can_meet_by_an_address(tmp_path: Path) -> None:
     """That of the agent's store as it is; one of their own once they have said that they serve it."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    exit_code, run = finish(tmp_path, *TWO, WORKER, MEET_BY_ADDRESS.replace("<port>", str(port)))
+    script = MEET_BY_ADDRESS.replace("<port>", str(free_port()))
+    exit_code, run = finish(tmp_path, *TWO, WORKER, script, timeout_s=90)
     assert exit_code == 0, run.stderr
     assert run.stdout.count("met twice") == 2
 
@@ -104,8 +105,7 @@ def test_ranks_can_meet_by_an_address(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_failures_in_a_collective_cost_twenty_restarts(tmp_path: Path) -> None:
     """No attempt is lost to stale addresses, even with each round's store on the same port."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     run = run_gloo_job(tmp_path, 10, 10, "--master-port", str(port))
     assert [event.master_port for event in run.events(events.RoundClosed)] == [port] * 21
 

@@ -11,7 +11,7 @@ from tests.support.run import WORKER, finish, start
 
 TWO = ("--nproc-per-node", "2")
 SHORT_STALL = ("--ft-safety-factor", "1", "--ft-set", "timeouts.stall_floor=3")
-LONG_S = 90.0
+LONG_S = 180.0
 TRAINING = """
 import torch
 import torch.distributed as dist
@@ -45,6 +45,7 @@ if restart_count == 0:
         time.sleep(1e6)
 train(0.2)
 say("done")
+os._exit(0)  # torch now and then ends a busy process with SIGABRT
 """
 EVALUATES = """
 train(0.5)
@@ -56,6 +57,7 @@ say("evaluated")
 if restart_count == 0 and rank == 1:
     time.sleep(1e6)
 train(0.2)
+os._exit(0)  # torch now and then ends a busy process with SIGABRT
 """
 SAVES_IN_HANDLER = """
 import _thread, functools

@@ -79,7 +79,7 @@ for is_running in (False, True):
 print(*pids, flush=True)
 sys.stdin.read()
 """
-    write(job / "waits.py", "import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
+    write(job / "waits.py", "import os, time\nos.write(1, b'runs\\n')\ntime.sleep(600)\n")
     process = subprocess.Popen(
         [sys.executable, "-c", agent], cwd=job, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -91,7 +91,7 @@ sys.stdin.read()
     process.kill()
     process.communicate(timeout=DEADLINE_S)
     for pidfd in watched:
-        assert select.select([pidfd], [], [], 5.0)[0], "a worker outlived its agent"
+        assert select.select([pidfd], [], [], DEADLINE_S)[0], "a worker outlived its agent"
         os.close(pidfd)
 
 
