@@ -165,14 +165,18 @@ def _request(joins: Sequence[Join]) -> StopOrder | None:
 
 
 def _diagnose(
-    round_number: int, joins: Sequence[Join], gone: Sequence[LostNode], order: StopOrder | None
+    round_number: int,
+    joins: Sequence[Join],
+    gone: Sequence[LostNode],
+    order: StopOrder | None,
+    otherwise: str = "the round ended on all nodes, and none knows why",
 ) -> Incident:
     evidences = [join.evidence for join in joins if join.evidence is not None]
     incident = diagnose(
         [evidence for evidence in evidences if evidence.round_number == round_number],
         gone,
         first_node=order.node if order is not None else "",
-        stop_reason=order.reason if order is not None else "the round ended on all nodes, and none knows why",
+        stop_reason=order.reason if order is not None else otherwise,
     )
     return replace(incident, round_number=round_number)
 
@@ -285,7 +289,7 @@ def _settle_inherited(state: HostState, candidates: Sequence[Join], now: float, 
         for node, first, slots in zip(memory.nodes, first_ranks(memory.slots), memory.slots, strict=True)
         if node not in back
     ]
-    incident = _diagnose(memory.round_number, list(back.values()), gone, order)
+    incident = _diagnose(memory.round_number, list(back.values()), gone, order, reason)
     last_call_at = state.last_call_at
     state, judged = _judge(state, incident, now, decide)
     if state.stage is not Stage.FORMING:

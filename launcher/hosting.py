@@ -46,8 +46,10 @@ class Hosting:
 
     @property
     def has_others(self) -> bool:
-        """Some agent takes part in the job, or wants to."""
-        return self._state.stage is not Stage.DONE and bool(self._state.present)
+        """Some agent takes part in the job, or wants to and may."""
+        excluded = self._state.memory.excluded
+        are_in = any(one.agent.node not in excluded for one in self._state.present.values())
+        return self._state.stage is not Stage.DONE and are_in
 
     def hear(self, happened: Sequence[Event], now: float) -> None:
         """Take what has come, possibly nothing, and do what follows from it."""

@@ -82,7 +82,8 @@ class Membership:
         self._clock = clock
         self._hosting: Hosting | None = None
         self._is_standing_still = False
-        self._is_unfit = False
+        self._is_out = False
+        """Its part in the job has ended before the job."""
         self._joined: Join | None = None
         self._order: StopOrder | None = None
         self._host_node = ""
@@ -127,11 +128,11 @@ class Membership:
     def is_closing(self) -> bool:
         """This is the host agent, and others have yet to take note of the verdict.
 
-        One whose node was left out for its health goes on for the others, whose store it serves.
+        One whose node was left out of the job goes on for the others, whose store it serves.
         """
         if self._hosting is None:
             return False
-        return self._hosting.is_closing or (self._is_unfit and self._hosting.has_others)
+        return self._hosting.is_closing or (self._is_out and self._hosting.has_others)
 
     def connect(self) -> None:
         """Look for the host agent's store, again if it was lost."""
@@ -218,8 +219,9 @@ class Membership:
         """Tell if this node is a spare; how its part in the job ends if it may not be one."""
         node, memory = self._me.agent.node, plan.memory
         if node in memory.excluded:
+            self._is_out = True
             return node_state.Sentenced(exit_codes.NODE_UNHEALTHY, f"node {node} was excluded from the job")
-        if node not in memory.nodes and not self._is_unfit:
+        if node not in memory.nodes and not self._is_out:
             self._record(events.NodeParked(memory.round_number, memory.nodes))
         return None
 
@@ -239,7 +241,7 @@ class Membership:
         if self._hosting is None and publication.judgement is not None:
             self._journal(publication.judgement)
         if isinstance(publication, Verdict):
-            if not self._is_unfit:  # its own part has ended before, and otherwise
+            if not self._is_out:
                 self.verdict = publication
             self._exchange.send(Bye(self._me.agent))
             code = own_exit_code(publication, self._me.agent.node)
@@ -254,7 +256,7 @@ class Membership:
         reason = next((one.reason for one in exclusion.unfit if one.agent == self._me.agent), "")
         if not reason:  # another round is open, which this node has yet to join
             return node_state.Planned(sequence, self.memory.round_number, has_seat=False)
-        self._is_unfit = True
+        self._is_out = True
         if self._hosting is None and exclusion.judgement is not None:
             self._journal(exclusion.judgement)
         code, restarts = exit_codes.NODE_UNHEALTHY, self.memory.restart_count

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftrun.launcher.messages import JobPlan
+from ftrun.launcher.messages import Exclusion, JobPlan
 from ftrun.launcher.node_state import Disconnected, Phase
 from tests.support.simulated_job import Fault, Kind, Setting, SimulatedJob
 
@@ -81,7 +81,9 @@ def check_survivable_history(setting: Setting, history: list[Fault]) -> None:
     codes = [code for code in job.exits().values() if code is not None]
     assert job.verdicts[0].exit_code == 0, job.account()
     assert 0 in codes, job.account()
-    excluded = set(job.plans[-1].memory.excluded)
+    excluded = {node for plan in job.plans for node in plan.memory.excluded}
+    exclusions = [one for one in job.publications if isinstance(one, Exclusion)]
+    excluded |= {unfit.agent.node for one in exclusions for unfit in one.unfit if unfit.is_excluded}
     for one in job.agents:
         code = job.exits()[one.agent.incarnation]
         # A node that is lost again and again is not taken back.
@@ -431,6 +433,21 @@ def test_what_a_node_remembers_outlives_a_host_agent_that_knows_less():
     ]
     job = play(Setting(nodes=2, max_nodes=3), *history)
     assert [plan.memory.round_number for plan in job.plans] == [0, 1, 0, 2]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_excluded_node_that_comes_back_as_the_host_agent_serves_the_others(seed: int):
+    """It may not train, learns that from their joins, and once took its store along as it left."""
+    setting = Setting(nodes=2, max_nodes=2, max_restarts=9, work_s=30.0, has_progress=False)
+    fails = [Fault(4.0, Kind.FAIL, 0)] * 3
+    job = play(setting, *fails, Fault(2.0, Kind.RESTART, 0, 0.2), seed=seed)
+    assert job.plans[-1].memory.excluded == ("n0",)
+    assert worlds(job)[-1] == ["n1"]
+    judgement = job.plans[-1].judgement
+    assert judgement is not None
+    assert judgement.incident.reasons[0] == "the host agent was lost with its store, or was started again"
+    assert [verdict.exit_code for verdict in job.verdicts] == [0]
+    assert (job.agent_of("n0").state.exit_code, job.agent_of("n1").state.exit_code) == (94, 0)
 
 
 @pytest.mark.slow
