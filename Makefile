@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test stress lint bench clean
+.PHONY: demo test stress explore lint bench clean
 
 $(VENV)/installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +18,10 @@ test: $(VENV)/installed lint
 
 stress: $(VENV)/installed
 	$(BIN)/python -m pytest -q -m slow
+
+# The tests take the same examples each time; this one plays other histories of jobs at each call.
+explore: $(VENV)/installed
+	$(BIN)/python -m pytest -q --hypothesis-profile=explore tests/launcher/test_host_properties.py
 
 # mypy does not see through pip's plain editable installs: it gets the packages as a tree of links.
 lint: $(VENV)/installed
