@@ -253,7 +253,7 @@ def _is_complete(state: HostState, candidates: Sequence[Join], now: float) -> bo
     known -= {order.node for order in _inherited_orders(candidates) if order.kind is StopKind.LEAVE}
     known -= {join.lost_host for join in candidates}
     are_back = known <= {join.agent.node for join in candidates}
-    if is_world_full(rules, len(candidates)):
+    if is_world_full(rules, len(candidates), len(state.memory.nodes)):
         # Nodes of the last round may have yet to see that its host agent is gone, and to end their workers.
         had_time = state.judgement is not None or now >= state.opened_at + rules.lost_after_s
         return are_back or had_time

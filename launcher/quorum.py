@@ -23,7 +23,8 @@ class Rules:
     may_shrink: bool = True
     """The job goes on with fewer nodes and ranks than it had, down to these (`world.shrink`)."""
     spares: int = 0
-    """Nodes that are kept out of the world as long as it has `min_nodes` and `min_ranks` without them."""
+    """Nodes that are kept out of the world as long as it has `min_nodes`, `min_ranks` and as many nodes as in
+    the last round without them."""
     grow: str = "at_checkpoint"
     """When a round is ended because more nodes have come: at_checkpoint, immediately or never."""
     last_call_s: float = 30.0
@@ -80,21 +81,24 @@ def keep_size(rules: Rules, slots: Sequence[int]) -> Rules:
     return replace(rules, min_nodes=nodes, min_ranks=ranks)
 
 
-def world_nodes(rules: Rules, available: int) -> int:
-    """How many of `available` nodes take part: up to `max_nodes`, with `spares` kept back; 0 if too few."""
+def world_nodes(rules: Rules, available: int, before: int = 0) -> int:
+    """How many of `available` nodes take part: up to `max_nodes`, with `spares` kept back; 0 if too few.
+
+    Those that are kept back take the places of lost ones: the world had `before` nodes, and keeps as many.
+    """
     if available < rules.min_nodes:
         return 0
-    return min(rules.max_nodes, max(rules.min_nodes, available - rules.spares))
+    return min(rules.max_nodes, max(rules.min_nodes, min(before, available), available - rules.spares))
 
 
-def is_world_full(rules: Rules, available: int) -> bool:
+def is_world_full(rules: Rules, available: int, before: int = 0) -> bool:
     """Whether more nodes would not make the world larger."""
-    return world_nodes(rules, available) == rules.max_nodes
+    return world_nodes(rules, available, before) == rules.max_nodes
 
 
 def may_grow(rules: Rules, seated: int, waiting: int) -> bool:
     """Whether the nodes that wait would make the world larger."""
-    return world_nodes(rules, seated + waiting) > seated
+    return world_nodes(rules, seated + waiting, seated) > seated
 
 
 def has_quorum(rules: Rules, joins: Collection[Join]) -> bool:
@@ -114,7 +118,7 @@ def choose_seats(rules: Rules, joins: Collection[Join], last_nodes: Collection[s
     last = set(last_nodes)
     preferred = sorted(joins, key=lambda join: (join.agent.node not in last, _order(join)))
     largest = sorted(preferred, key=lambda join: -join.slots)
-    fewest = world_nodes(rules, len(preferred))
+    fewest = world_nodes(rules, len(preferred), len(last))
     counts = range(fewest, min(rules.max_nodes, len(preferred)) + 1) if fewest else range(0)
     for order in (preferred, largest):
         for count in counts:

@@ -56,6 +56,23 @@ def test_world_has_up_to_max_nodes_without_the_spares_and_at_least_min(
     assert world_nodes(Rules(2, 4, spares=spares), available) == expected
 
 
+@pytest.mark.parametrize(
+    ("available", "before", "expected"),
+    [
+        (5, 3, 3),
+        (4, 3, 3),  # one was lost, and a spare has its place
+        (3, 3, 3),
+        (2, 3, 2),  # no spare is left
+        (6, 3, 4),  # as without a last round
+        (9, 9, 4),
+        (1, 3, 0),
+    ],
+)
+def test_spares_keep_the_world_as_large_as_it_was(available: int, before: int, expected: int):
+    """Of a job of 2 to 4 nodes and two spares: a world of three does not shrink to two to have them."""
+    assert world_nodes(Rules(2, 4, spares=2), available, before) == expected
+
+
 @pytest.mark.parametrize(("available", "spares", "expected"), [(3, 0, False), (4, 0, True), (4, 1, False)])
 def test_world_is_full_when_more_nodes_would_not_make_it_larger(available: int, spares: int, expected: bool):
     """The first round need not wait for more."""
@@ -149,6 +166,7 @@ def test_choice_keeps_the_rules_for_any_nodes(
         assert rules.min_nodes <= len(chosen) <= rules.max_nodes
         assert sum(one.slots for one in chosen) >= min_ranks
         assert len(set(names(chosen))) == len(chosen)
+        assert len(chosen) >= min(len(joins), len(last), rules.max_nodes)
 
 
 def test_first_ranks_follow_from_the_slots():
