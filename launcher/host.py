@@ -132,6 +132,7 @@ def _join(state: HostState, join: Join, now: float) -> Step:
         known = Presence(agent, beat_at=now)
         if not state.rules.is_alone:
             told += (Tell(events.NodeJoined(agent.node, join.slots, join.address)),)
+        state = replace(state, members=state.members | {agent.node})
     if join.sequence == state.sequence and state.stage is not Stage.CLOSING:
         known = replace(known, join=join)
         state = _note_return(_remember(state, join.memory, now), join)
@@ -155,7 +156,7 @@ def _remember(state: HostState, theirs: Memory, now: float) -> HostState:
         state,
         rules=keep_size(state.rules, memory.slots),
         memory=memory,
-        incident_at=find_incident_at(ours, state.incident_at, theirs, now),
+        incident_at=find_incident_at(memory, ours, state.incident_at, theirs, now),
     )
 
 
@@ -222,6 +223,8 @@ def _lose(state: HostState, incarnation: str, reason: str, is_left: bool = False
         return state, ()
     state = _without(state, incarnation)
     node = known.agent.node
+    if is_left:
+        state = replace(state, members=state.members - {node})
     kind = events.NodeLeft if is_left else events.NodeLost
     told = (Tell(kind(node, reason)),)
     if incarnation in state.away:  # else it is not in the round, or how it ended there is known

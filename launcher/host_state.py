@@ -71,6 +71,8 @@ class HostState:
     """By incarnation. Replaced, never changed in place."""
     incarnations: Mapping[str, str] = field(default_factory=dict)
     """The same agents by node."""
+    members: frozenset[str] = frozenset()
+    """Nodes that have joined and have neither left nor been let go: those that are lost may yet come back."""
     plan: JobPlan | None = None
     """Of the last round that this host agent has closed."""
     has_begun_from_nothing: bool = False

@@ -44,12 +44,10 @@ class Hosting:
         """The verdict is out, and others have yet to take note of it."""
         return self._state.stage is Stage.CLOSING
 
-    @property
-    def has_others(self) -> bool:
-        """Some agent takes part in the job, or wants to and may."""
-        excluded = self._state.memory.excluded
-        are_in = any(one.agent.node not in excluded for one in self._state.present.values())
-        return self._state.stage is not Stage.DONE and are_in
+    def has_others(self, node: str) -> bool:
+        """Whether nodes other than `node` have a part in the job: they are there, or may yet come back."""
+        state = self._state
+        return state.stage is not Stage.DONE and not state.members <= {node, *state.memory.excluded}
 
     def hear(self, happened: Sequence[Event], now: float) -> None:
         """Take what has come, possibly nothing, and do what follows from it."""

@@ -132,7 +132,7 @@ class Membership:
         """
         if self._hosting is None:
             return False
-        return self._hosting.is_closing or (self._is_out and self._hosting.has_others)
+        return self._hosting.is_closing or (self._is_out and self._hosting.has_others(self._me.agent.node))
 
     def connect(self) -> None:
         """Look for the host agent's store, again if it was lost."""
@@ -211,9 +211,9 @@ class Membership:
         """What the host agent has published; a new plan has settled the end of the round before."""
         if theirs.round_number > self.memory.round_number:
             self._order, self._lost_host = None, ""
-        self._incident_at = find_incident_at(self.memory, self._incident_at, theirs, self._clock())
-        self._of_host = theirs
-        self.memory = combine(theirs, self.memory)
+        memory = combine(theirs, self.memory)
+        self._incident_at = find_incident_at(memory, self.memory, self._incident_at, theirs, self._clock())
+        self._of_host, self.memory = theirs, memory
 
     def _find_place(self, plan: JobPlan) -> node_state.Sentenced | None:
         """Tell if this node is a spare; how its part in the job ends if it may not be one."""

@@ -69,16 +69,21 @@ def count_restarts(memory: Memory) -> int:
     return count_counted(memory.history, memory.forgotten)
 
 
-def find_incident_at(ours: Memory, ours_at: float, theirs: Memory, now: float) -> float:
-    """When the last failure was by the own clock, once another's memory has come.
+def find_incident_at(kept: Memory, ours: Memory, ours_at: float, theirs: Memory, now: float) -> float:
+    """When the last failure was by the own clock, once another's memory has come, and what both became.
 
     Of two that know of the same one, the longer time ago is right: messages take time, and a plan that was
-    published hours ago says how long it was then.
+    published hours ago says how long it was then. Of two that know of different ones, it is the one that the
+    kept history ends with.
     """
     told_at = now - theirs.since_incident_s
-    if count_incidents(theirs) > count_incidents(ours):
-        return told_at
-    return min(ours_at, told_at) if count_incidents(theirs) == count_incidents(ours) else ours_at
+    if not _knows_as_much(kept, theirs):
+        return ours_at
+    return min(ours_at, told_at) if _knows_as_much(kept, ours) else told_at
+
+
+def _knows_as_much(one: Memory, other: Memory) -> bool:
+    return (one.history, one.forgotten) == (other.history, other.forgotten)
 
 
 def exclude(memory: Memory, node: str) -> Memory:

@@ -450,6 +450,16 @@ def test_excluded_node_that_comes_back_as_the_host_agent_serves_the_others(seed:
     assert (job.agent_of("n0").state.exit_code, job.agent_of("n1").state.exit_code) == (94, 0)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_excluded_host_agent_that_is_cut_off_serves_the_others_again(seed: int):
+    """It has lost them all, and once went: they came back to nothing."""
+    setting = Setting(nodes=3, max_nodes=2, spares=1, max_restarts=9, work_s=30.0)
+    fails = [Fault(4.0, Kind.FAIL, 0)] * 3
+    job = play(setting, *fails, Fault(2.0, Kind.CUT, 0, 6.0), seed=seed)
+    assert [verdict.exit_code for verdict in job.verdicts] == [0]
+    assert [job.agent_of(node).state.exit_code for node in ("n0", "n1", "n2")] == [94, 0, 0]
+
+
 @pytest.mark.slow
 @quietly(6_000)
 @given(settings_of_jobs(), faults(list(Kind), most=12))
@@ -467,4 +477,24 @@ def test_job_with_enough_nodes_and_budget_succeeds_after_long_histories(
     setting: Setting, history: list[Fault]
 ):
     """The same with many more and longer histories."""
+    check_survivable_history(setting, history)
+
+
+FAILING = (*[Kind.FAIL] * 4, *[Kind.RESTART] * 2, Kind.MOVE, Kind.PAUSE, Kind.CUT, Kind.ADD)
+"""The same two nodes, mostly: they are excluded, the first with its store."""
+FAILURES = st.builds(
+    Fault, st.sampled_from([0.1, 1.0, 4.0]), st.sampled_from(FAILING), st.integers(0, 1), DURATIONS_S
+)
+
+
+@pytest.mark.slow
+@quietly(1_500)
+@given(
+    settings_of_jobs(
+        min_nodes=1, min_ranks=0, max_restarts=1000, stall_s=20.0, work_s=30.0, has_progress=True
+    ),
+    st.lists(FAILURES, min_size=4, max_size=12),
+)
+def test_job_goes_on_without_the_nodes_that_fail_again_and_again(setting: Setting, history: list[Fault]):
+    """As long as there are others."""
     check_survivable_history(setting, history)

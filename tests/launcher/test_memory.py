@@ -13,6 +13,7 @@ from ftrun.monitor.incident import IncidentKind
 
 KILLED = IncidentKind.KILLED
 PAST = PastIncident(KILLED, "f", True)
+OTHER = PastIncident(KILLED, "g", True)
 GPU = ExcludedGpu("a", "GPU-1")
 SAVED = SeenCheckpoint("/c/50", 50)
 BASE = Memory(
@@ -93,6 +94,7 @@ def test_history_has_a_bounded_size_and_forgets_no_number():
         pytest.param((PAST,) * 2, 70.0, 30.0, id="heard of the same one earlier"),
         pytest.param((PAST,) * 2, 5.0, 60.0, id="says what was true long ago"),
         pytest.param((PAST,), 90.0, 60.0, id="does not know of the last one"),
+        pytest.param((PAST, OTHER), 90.0, 60.0, id="knows of another one, which is not kept"),
     ],
 )
 def test_time_of_the_last_failure_is_known_by_ones_own_clock(
@@ -100,4 +102,10 @@ def test_time_of_the_last_failure_is_known_by_ones_own_clock(
 ):
     """Ages are told, never times: now is 100 here, and the last failure was heard of at 60."""
     told = Memory(history=theirs, since_incident_s=since_s)
-    assert find_incident_at(BASE, 60.0, told, 100.0) == expected
+    assert find_incident_at(combine(BASE, told), BASE, 60.0, told, 100.0) == expected
+
+
+def test_time_of_the_last_failure_is_that_of_the_history_which_is_kept():
+    """Two that were cut off from each other have both seen a second failure; the other's history is kept."""
+    told = Memory(history=(PAST, OTHER), since_incident_s=5.0)
+    assert find_incident_at(combine(told, BASE), BASE, 60.0, told, 100.0) == 95.0
