@@ -58,7 +58,9 @@ def test_account_of_a_run_with_saves_and_a_fault(tmp_path: Path) -> None:
     told_s = sum(one.count * (one.blocking_s or 0.0) for one in saves)
     assert goodput.buckets_s["checkpoint"] == pytest.approx(told_s, rel=0.6)
     assert goodput.buckets_s["redone"] > 15 * STEP_S
-    assert goodput.buckets_s["productive"] > 60 * STEP_S
+    assert goodput.buckets_s["productive"] > 20 * STEP_S
+    # What the first rank does before the other has begun is no step of the job.
+    assert goodput.buckets_s["productive"] + goodput.buckets_s["starting"] > 60 * STEP_S
     assert sum(one.lost for one in found.run.work) == 19
     assert re.search(r"\[ftrun [\d:]+\] step \d+, [\d.]+ steps/s; last checkpoint at step \d+, ", run.stderr)
 
