@@ -39,7 +39,7 @@ def exclude(state: HostState, unfit: Sequence[Unfit], now: float, gpus: tuple[Ex
         sequence=state.sequence + 1,
         present={key: replace(one, join=None) for key, one in stay.items()},
         incarnations={one.agent.node: key for key, one in stay.items()},
-        members=state.members - {one.agent.node for one in unfit},
+        fenced=state.fenced | gone,
         awaited=frozenset(key for key, one in stay.items() if one.join is not None),
         last_call_at=None,
         told_at=now,

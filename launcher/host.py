@@ -94,8 +94,8 @@ def _receive(state: HostState, message: Message, now: float) -> Step:
         case Leave(agent, reason, is_excluded):
             if is_excluded:
                 state = replace(state, memory=exclude(state.memory, agent.node))
-            state, told = _lose(state, agent.incarnation, reason, is_left=True)
-            return state, told
+            state, told = _lose(state, agent.incarnation, reason, now, is_left=True)
+            return replace(state, lost=_without_node(state.lost, agent.node)), told
         case Quiet(agent, round_number) if _is_running(state, agent, round_number):
             return replace(state, quiet={**state.quiet, agent.incarnation: message}), ()
         case Moving(agent, round_number) if _is_running(state, agent, round_number):
@@ -125,14 +125,13 @@ def _join(state: HostState, join: Join, now: float) -> Step:
     if other is not None and other != agent.incarnation:
         # A node runs one agent of a name at a time: the other one has died.
         replaced = {**state.replaced, other: replace(state.present[other], beat=-1, beat_at=now)}
-        state, told = _lose(state, other, "its agent was started again")
+        state, told = _lose(state, other, "its agent was started again", now)
         state = replace(state, fenced=state.fenced | {other}, replaced=replaced)
     known = state.present.get(agent.incarnation)
     if known is None:
         known = Presence(agent, beat_at=now)
         if not state.rules.is_alone:
             told += (Tell(events.NodeJoined(agent.node, join.slots, join.address)),)
-        state = replace(state, members=state.members | {agent.node})
     if join.sequence == state.sequence and state.stage is not Stage.CLOSING:
         known = replace(known, join=join)
         state = _note_return(_remember(state, join.memory, now), join)
@@ -140,8 +139,13 @@ def _join(state: HostState, join: Join, now: float) -> Step:
         state,
         present={**state.present, agent.incarnation: known},
         incarnations={**state.incarnations, agent.node: agent.incarnation},
+        lost=_without_node(state.lost, agent.node),
     )
     return state, told
+
+
+def _without_node(lost: Mapping[str, float], node: str) -> Mapping[str, float]:
+    return {name: at for name, at in lost.items() if name != node} if node in lost else lost
 
 
 def _remember(state: HostState, theirs: Memory, now: float) -> HostState:
@@ -190,7 +194,7 @@ def _judge_beats(state: HostState, seen: Mapping[str, int], now: float) -> Step:
             silent.append((incarnation, f"no keep-alive for {now - beat_at:.1f} s"))
     state, told = _judge_replaced(replace(state, present=present, beats_at=now), seen, now)
     for incarnation, reason in silent:
-        state, lost = _lose(state, incarnation, reason)
+        state, lost = _lose(state, incarnation, reason, now)
         told += lost
     return state, told
 
@@ -216,15 +220,14 @@ def _judge_replaced(state: HostState, seen: Mapping[str, int], now: float) -> St
     return state, tuple(told)
 
 
-def _lose(state: HostState, incarnation: str, reason: str, is_left: bool = False) -> Step:
+def _lose(state: HostState, incarnation: str, reason: str, now: float, is_left: bool = False) -> Step:
     """The agent will not come back as it was."""
     known = state.present.get(incarnation)
     if known is None:
         return state, ()
     state = _without(state, incarnation)
     node = known.agent.node
-    if is_left:
-        state = replace(state, members=state.members - {node})
+    state = replace(state, lost={**state.lost, node: now})
     kind = events.NodeLeft if is_left else events.NodeLost
     told = (Tell(kind(node, reason)),)
     if incarnation in state.away:  # else it is not in the round, or how it ended there is known

@@ -71,14 +71,14 @@ class HostState:
     """By incarnation. Replaced, never changed in place."""
     incarnations: Mapping[str, str] = field(default_factory=dict)
     """The same agents by node."""
-    members: frozenset[str] = frozenset()
-    """Nodes that have joined and have neither left nor been let go: those that are lost may yet come back."""
+    lost: Mapping[str, float] = field(default_factory=dict)
+    """Nodes that may yet come back, and since when each is lost."""
     plan: JobPlan | None = None
     """Of the last round that this host agent has closed."""
     has_begun_from_nothing: bool = False
     """Before that round the checkpoint directory was empty on every node that has one."""
     fenced: frozenset[str] = frozenset()
-    """Incarnations that others have replaced on their nodes: what still comes from them is late."""
+    """Incarnations that others have replaced on their nodes, or that were let go: their messages are late."""
     replaced: Mapping[str, Presence] = field(default_factory=dict)
     """Of these, those whose keep-alives are still read, to see whether they have really ended."""
     namesakes: frozenset[str] = frozenset()

@@ -11,7 +11,7 @@ from ftrun.launcher.exchange import Exchange
 from ftrun.launcher.hangs import Record
 from ftrun.launcher.host_state import Decide, Event, HostState, Order, Publish, Stage, Tell, Watch
 from ftrun.launcher.message_bounds import bound_incident
-from ftrun.launcher.messages import Awaited, Publication
+from ftrun.launcher.messages import Agent, Awaited, Publication
 from ftrun.launcher.quorum import Rules
 from ftrun.monitor import events
 
@@ -44,10 +44,14 @@ class Hosting:
         """The verdict is out, and others have yet to take note of it."""
         return self._state.stage is Stage.CLOSING
 
-    def has_others(self, node: str) -> bool:
-        """Whether nodes other than `node` have a part in the job: they are there, or may yet come back."""
+    def has_others(self, me: Agent, patience_s: float, now: float) -> bool:
+        """Whether the job has other agents: they are there, or were lost no longer ago than `patience_s`."""
         state = self._state
-        return state.stage is not Stage.DONE and not state.members <= {node, *state.memory.excluded}
+        if state.stage is Stage.DONE:
+            return False
+        there = (one.agent for key, one in state.present.items() if key != me.incarnation)
+        lost = (node for node, at in state.lost.items() if now - at < patience_s)
+        return not {*(agent.node for agent in there), *lost} <= set(state.memory.excluded)
 
     def hear(self, happened: Sequence[Event], now: float) -> None:
         """Take what has come, possibly nothing, and do what follows from it."""

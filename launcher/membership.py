@@ -84,6 +84,7 @@ class Membership:
         self._is_standing_still = False
         self._is_out = False
         """Its part in the job has ended before the job."""
+        self._is_told_to_go = False
         self._joined: Join | None = None
         self._order: StopOrder | None = None
         self._host_node = ""
@@ -132,7 +133,9 @@ class Membership:
         """
         if self._hosting is None:
             return False
-        return self._hosting.is_closing or (self._is_out and self._hosting.has_others(self._me.agent.node))
+        if self._is_out and not self._is_told_to_go:
+            return self._hosting.has_others(self._me.agent, self._me.reconnect_s, self._clock())
+        return self._hosting.is_closing
 
     def connect(self) -> None:
         """Look for the host agent's store, again if it was lost."""
@@ -357,7 +360,12 @@ class Membership:
         self._exchange.send(Saved(self._me.agent, round_number))
 
     def leave(self, reason: str, is_excluded: bool) -> None:
-        """Take this node out of the job; its workers are gone."""
+        """Take this node out of the job; its workers are gone.
+
+        If it is excluded, others may go on with the store that is served here.
+        """
+        self._is_out = self._is_out or is_excluded
+        self._is_told_to_go = not is_excluded
         self._exchange.send(Leave(self._me.agent, reason, is_excluded))
 
     def close(self) -> None:

@@ -179,7 +179,7 @@ def _planned(state: State, plan: Planned) -> Step:
 def _sentenced(state: State, sentence: Ending, now: float, graces: Graces) -> Step:
     if state.phase is Phase.JOINING:
         return _ended(state, sentence), ()
-    state = replace(state, sentence=sentence)
+    state = replace(state, sentence=state.sentence or sentence)
     if state.phase is Phase.RUNNING:
         return _stopping(state, Cause.ORDER, now, graces.after_failure_s), (Ask(_SIGTERM),)
     return state, ()

@@ -175,22 +175,30 @@ def test_standstill_is_judged_over_all_nodes(tmp_path: Path, is_first_done: bool
 
 
 @pytest.mark.slow
-def test_requests_of_a_script_reach_all_nodes(tmp_path: Path) -> None:
-    """A node that wants to be left out leaves with 94 and stays out; a wish to end ends all with 93."""
+@pytest.mark.parametrize("is_host", [True, False], ids=["the host's", "another"])
+def test_requests_of_a_script_reach_all_nodes(tmp_path: Path, is_host: bool) -> None:
+    """A node that wants to be left out leaves with 94 and stays out; a wish to end ends all with 93.
+
+    One that serves the store has no workers any more, and does that on for the others.
+    """
     options = ("--nnodes", "1:2", "--rdzv-conf", "last_call_timeout=300")
     with job(tmp_path, *options, script=(WORKER, ASKS)) as this:
-        leaves, stays = this.start_host(1), this.start(0)  # the one that leaves takes the store with it
+        first = this.start_host(1 if is_host else 0)
+        second = this.start(0 if is_host else 1)
+        leaves, stays = (first, second) if is_host else (second, first)
         this.wait_said("began", 2)
         this.release("exclude")
-        assert this.codes(leaves) == [94], this.account()
-        assert "this node is slow" in ended(leaves).reason
         this.wait_said("began", restart=1, world=1)
-        again = this.start_again(leaves)
-        assert this.codes(again) == [94], this.account()
-        assert "excluded" in ended(again).reason
+        if not is_host:
+            assert this.codes(leaves) == [94], this.account()
+            again = this.start_again(leaves)
+            assert this.codes(again) == [94], this.account()
+            assert "excluded" in ended(again).reason
         this.release("shut down")
-        assert this.codes(stays) == [93], this.account()
+        assert this.codes(stays, leaves) == [93, 94], this.account()
+        assert "this node is slow" in ended(leaves).reason
         assert "the loss is not a number" in ended(stays).reason
+        assert not stays.events(events.StoreLost)
 
 
 def test_all_nodes_are_told_to_stop(tmp_path: Path) -> None:

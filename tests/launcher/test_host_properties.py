@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from ftrun.launcher.messages import Exclusion, JobPlan
 from ftrun.launcher.node_state import Disconnected, Phase
-from tests.support.simulated_job import Fault, Kind, Setting, SimulatedJob
+from tests.support.simulated_job import GRACES, Fault, Kind, Setting, SimulatedJob
+from tests.support.simulated_store import LOST_AFTER_S
 
 GAPS_S = st.sampled_from([0.0, 0.003, 0.1, 1.0, 4.0, 9.0])
 DURATIONS_S = st.sampled_from([0.2, 2.0, 6.0, 15.0])
@@ -458,6 +459,31 @@ def test_excluded_host_agent_that_is_cut_off_serves_the_others_again(seed: int):
     job = play(setting, *fails, Fault(2.0, Kind.CUT, 0, 6.0), seed=seed)
     assert [verdict.exit_code for verdict in job.verdicts] == [0]
     assert [job.agent_of(node).state.exit_code for node in ("n0", "n1", "n2")] == [94, 0, 0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_host_agent_that_its_script_excludes_serves_the_others(seed: int):
+    """Its node may not train any more; its store is the job's."""
+    job = play(Setting(max_restarts=9, work_s=30.0), Fault(6.0, Kind.EXCLUDE, 0), seed=seed)
+    assert worlds(job)[-1] == ["n1", "n2"]
+    assert [job.agent_of(node).state.exit_code for node in ("n0", "n1", "n2")] == [94, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("end", "waits_s"),
+    [
+        ((Fault(2.0, Kind.SIGNAL, 1),), 0.0),
+        ((Fault(2.0, Kind.FREEZE, 1, 8.0), Fault(0.1, Kind.SIGNAL, 1)), 8.0),  # lost, and then it leaves
+        ((Fault(2.0, Kind.KILL, 1),), LOST_AFTER_S + GRACES.reconnect_s),
+    ],
+    ids=["left", "lost, then left", "lost"],
+)
+def test_excluded_host_agent_goes_when_nobody_can_come_back(end: tuple[Fault, ...], waits_s: float):
+    """Its scheduler replaces the node once it has ended."""
+    setting = Setting(nodes=2, max_nodes=2, max_restarts=9, work_s=60.0)
+    job = play(setting, *[Fault(4.0, Kind.FAIL, 0)] * 3, *end)
+    assert job.agent_of("n0").state.exit_code == 94
+    assert 14.0 + waits_s <= job.timeline.now < 14.0 + waits_s + 4.0
 
 
 @pytest.mark.slow
