@@ -122,7 +122,6 @@ TRIALS = (
             one("shard missing, SIGKILL", "loses_a_shard/late:0", "killed", 0, 1, "No such file"),
             one(".metadata missing, SIGKILL", "loses_metadata/late:1", "killed", 1, 1, "has no .metadata"),
         ),
-        is_quick=True,
     ),
     Trial(
         "in a save and in a load",
@@ -160,7 +159,6 @@ TRIALS = (
         "disk",
         (one("disk full in a save, once", "fills_the_disk:0", "disk_full", ANY_RANK, says="is full: 0 KiB"),),
         place=Place.SMALL_DISK,
-        is_quick=True,
     ),
     Trial(
         "shared memory",
@@ -203,7 +201,6 @@ TRIALS = (
         "two nodes",
         (Fault("SIGSEGV and SIGKILL at once", "segfaults:0+is_killed:1", (("segfault", 0), ("killed", 1))),),
         nodes=2,
-        is_quick=True,
     ),
 )
 

@@ -212,6 +212,7 @@ def test_a_file_of_sysfs_that_hangs_holds_its_own_source_only(fake: FakeNvml, no
     until(lambda: of(before_round(health, 5.0), "nic.state"), lambda: "the network is never read again")
 
 
+@pytest.mark.slow
 def test_a_hang_that_cannot_be_killed(library: Path, tmp_path: Path) -> None:
     """A call of NVML and the checkpoint path hang in the kernel: each check is in time, and so is the end."""
     if os.geteuid() != 0 or not os.path.exists("/dev/fuse"):

@@ -8,6 +8,8 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 from ftrun.monitor import events
 from tests.support.run import WORKER, finish, start
 
@@ -37,6 +39,7 @@ say("longest gap", longest_s)
 """
 
 
+@pytest.mark.slow
 def test_stopped_agent_stops_nobody(tmp_path: Path) -> None:
     """Beats are stores into memory; only an old client of nvidia-resiliency-ext waits for its answer.
 
@@ -86,6 +89,7 @@ if restart_count == 0:
 """
 
 
+@pytest.mark.slow
 def test_garbage_on_the_sockets_disturbs_nothing(tmp_path: Path) -> None:
     """Hundreds of connections that say nonsense, half of something or nothing; the hang after is found."""
     code, run = finish(tmp_path, *LIMITS, *NO_STALL_RULE, WORKER, GARBAGE)

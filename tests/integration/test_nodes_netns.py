@@ -92,6 +92,7 @@ def test_ranks_of_hosts_without_ipv4_meet_at_the_address_that_was_given(net: Net
         assert job.codes() == [0, 0]
 
 
+@pytest.mark.slow
 def test_node_that_is_cut_off_stops_and_comes_back_when_the_way_is_there_again(
     net: Network, tmp_path: Path
 ) -> None:

@@ -568,7 +568,7 @@ def test_id_can_be_used_again_in_a_store_that_outlives_the_job(
     assert member.expect(Connected).sequence == 0
 
 
-@pytest.mark.parametrize("places", [(None, None), (0, 1)])
+@pytest.mark.parametrize("places", [pytest.param((None, None), marks=pytest.mark.slow), (0, 1)])
 def test_dead_host_of_a_shared_file_is_replaced(
     join: Callable[..., Party], tmp_path: Path, places: tuple[int | None, int | None]
 ) -> None:
