@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ftrun.launcher.host_rounds import can_grow, follow
 from ftrun.launcher.host_state import (
@@ -34,6 +35,8 @@ from ftrun.launcher.messages import Agent, Bye, Join, Leave, Memory, Message, Mo
 from ftrun.launcher.quorum import find_first_ranks, keep_size
 from ftrun.monitor import events
 from ftrun.monitor.diagnosis import LostNode
+
+_T = TypeVar("_T")
 
 
 def deadline(state: HostState) -> float | None:
@@ -95,12 +98,11 @@ def _receive(state: HostState, message: Message, now: float) -> Step:
             if is_excluded:
                 state = replace(state, memory=exclude(state.memory, agent.node))
             state, told = _lose(state, agent.incarnation, reason, now, is_left=True)
-            return replace(state, lost=_without_node(state.lost, agent.node)), told
+            return replace(state, lost=_less(state.lost, agent.node)), told
         case Quiet(agent, round_number) if _is_running(state, agent, round_number):
             return replace(state, quiet={**state.quiet, agent.incarnation: message}), ()
         case Moving(agent, round_number) if _is_running(state, agent, round_number):
-            others = {key: quiet for key, quiet in state.quiet.items() if key != agent.incarnation}
-            return replace(state, quiet=others), ()
+            return replace(state, quiet=_less(state.quiet, agent.incarnation)), ()
         case Saved(agent, round_number) if _is_running(state, agent, round_number):
             return replace(state, has_saved=state.has_saved or can_grow(state)), ()
         case Bye(agent) if state.stage is Stage.CLOSING:
@@ -139,13 +141,9 @@ def _join(state: HostState, join: Join, now: float) -> Step:
         state,
         present={**state.present, agent.incarnation: known},
         incarnations={**state.incarnations, agent.node: agent.incarnation},
-        lost=_without_node(state.lost, agent.node),
+        lost=_less(state.lost, agent.node),
     )
     return state, told
-
-
-def _without_node(lost: Mapping[str, float], node: str) -> Mapping[str, float]:
-    return {name: at for name, at in lost.items() if name != node} if node in lost else lost
 
 
 def _remember(state: HostState, theirs: Memory, now: float) -> HostState:
@@ -246,7 +244,10 @@ def _without_seat(state: HostState, incarnation: str, reason: str, is_left: bool
 
 
 def _without(state: HostState, incarnation: str) -> HostState:
-    present = {key: one for key, one in state.present.items() if key != incarnation}
     incarnations = {node: key for node, key in state.incarnations.items() if key != incarnation}
-    quiet = {key: one for key, one in state.quiet.items() if key != incarnation}
+    present, quiet = _less(state.present, incarnation), _less(state.quiet, incarnation)
     return replace(state, present=present, incarnations=incarnations, quiet=quiet)
+
+
+def _less(mapping: Mapping[str, _T], key: str) -> Mapping[str, _T]:
+    return {other: value for other, value in mapping.items() if other != key} if key in mapping else mapping

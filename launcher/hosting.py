@@ -49,9 +49,9 @@ class Hosting:
         state = self._state
         if state.stage is Stage.DONE:
             return False
-        there = (one.agent for key, one in state.present.items() if key != me.incarnation)
-        lost = (node for node, at in state.lost.items() if now - at < patience_s)
-        return not {*(agent.node for agent in there), *lost} <= set(state.memory.excluded)
+        there = {one.agent.node for key, one in state.present.items() if key != me.incarnation}
+        lost = {node for node, at in state.lost.items() if now - at < patience_s}
+        return bool((there | lost) - set(state.memory.excluded))
 
     def hear(self, happened: Sequence[Event], now: float) -> None:
         """Take what has come, possibly nothing, and do what follows from it."""

@@ -85,6 +85,7 @@ class Membership:
         self._is_out = False
         """Its part in the job has ended before the job."""
         self._is_told_to_go = False
+        """Not even the store that it serves may keep it."""
         self._joined: Join | None = None
         self._order: StopOrder | None = None
         self._host_node = ""

@@ -77,12 +77,12 @@ def find_incident_at(kept: Memory, ours: Memory, ours_at: float, theirs: Memory,
     kept history ends with.
     """
     told_at = now - theirs.since_incident_s
-    if not _knows_as_much(kept, theirs):
+    if not _has_history_of(kept, theirs):
         return ours_at
-    return min(ours_at, told_at) if _knows_as_much(kept, ours) else told_at
+    return min(ours_at, told_at) if _has_history_of(kept, ours) else told_at
 
 
-def _knows_as_much(one: Memory, other: Memory) -> bool:
+def _has_history_of(one: Memory, other: Memory) -> bool:
     return (one.history, one.forgotten) == (other.history, other.forgotten)
 
 

@@ -65,7 +65,7 @@ def _presences(
     placed: Sequence[Placed], now_ts: float | None, pulses: Mapping[str, Pulse]
 ) -> tuple[Presence, ...]:
     last_known = max(one.last for one in placed)
-    is_over = any(_is_verdict(one.life) for one in placed)
+    is_over = any(is_verdict(one.life.exit_code) for one in placed)
     named = _last_named(placed)
     found = []
     for number, one in enumerate(placed):
@@ -102,11 +102,6 @@ def _last_named(placed: Sequence[Placed]) -> Mapping[str, int]:
         for name in nodes:
             found[name] = max(key.number, found.get(name, -1))
     return found
-
-
-def _is_verdict(life: Life) -> bool:
-    """It ended with the whole job, and not because its own node was to leave."""
-    return is_verdict(life.exit_code)
 
 
 def _is_lost(one: Placed, placed: Sequence[Placed]) -> bool:
@@ -171,7 +166,7 @@ def _round(key: RoundKey, shifts: Sequence[NodeShift]) -> Round:
 
 def _outcome(presences: Sequence[Presence]) -> tuple[State, int | None, str]:
     """State, exit code and reason: the verdict's, if any agent has it, else the last agent's own."""
-    verdicts = [one for one in presences if _is_verdict(one.life)]
+    verdicts = [one for one in presences if is_verdict(one.life.exit_code)]
     if verdicts:
         last = max(verdicts, key=lambda one: one.ended)
         return State.ENDED, last.life.exit_code, last.life.end_reason
