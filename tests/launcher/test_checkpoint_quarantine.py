@@ -338,7 +338,7 @@ ROUNDS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(ROUNDS, st.integers(0, 4), st.integers(0, 3), st.booleans())
 def test_choice_is_the_newest_that_is_trusted(
     rounds: list[Round], saved: int, max_failures: int, is_late: bool
@@ -376,7 +376,7 @@ def test_choice_is_the_newest_that_is_trusted(
             assert set(memory.quarantined) - set(before.quarantined) == {resume.identity}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(["killed", "node_lost", "preempted", "host_oom"]), max_size=20))
 def test_faults_of_the_machine_never_quarantine(kinds: list[str]) -> None:
     """Neither alone nor together."""

@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrun.launcher import values
@@ -143,7 +143,6 @@ def test_kinds_refuse_data_of_another_kind(kind: Kind, data: object) -> None:
         kind.read(data)
 
 
-@settings(deadline=None)  # files, on a machine that does other things too
 @given(
     st.dictionaries(st.text(min_size=1), st.none() | st.floats(1e-9, 1e20), max_size=3),
     st.text(min_size=1),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftrun.launcher.messages import Exclusion, JobPlan
@@ -64,13 +64,6 @@ def settings_of_jobs(draw: st.DrawFn, **fixed: object) -> Setting:
     return Setting(**{**values, **fixed})
 
 
-def quietly(max_examples: int):
-    """Settings for tests that take a moment per example."""
-    return settings(
-        max_examples=max_examples, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-    )
-
-
 def check_any_history(setting: Setting, history: list[Fault]) -> None:
     """Plays it; the simulated job checks itself."""
     SimulatedJob(setting).play(history)
@@ -93,14 +86,14 @@ def check_survivable_history(setting: Setting, history: list[Fault]) -> None:
             assert one.state.exit_code == one.membership.verdict.exit_code
 
 
-@quietly(700)
+@settings(max_examples=700)
 @given(settings_of_jobs(), faults(list(Kind)))
 def test_no_history_breaks_a_job(setting: Setting, history: list[Fault]):
     """Whatever happens and when: the invariants hold and nobody waits for ever."""
     check_any_history(setting, history)
 
 
-@quietly(400)
+@settings(max_examples=400)
 @given(
     settings_of_jobs(min_nodes=1, min_ranks=0, max_restarts=1000, stall_s=20.0), faults(SURVIVABLE, most=5)
 )
@@ -109,7 +102,7 @@ def test_job_with_enough_nodes_and_budget_succeeds(setting: Setting, history: li
     check_survivable_history(setting, history)
 
 
-@quietly(60)
+@settings(max_examples=60)
 @given(settings_of_jobs(grow="never", min_ranks=0, max_restarts=0), faults([Kind.ADD], most=6))
 def test_joiners_never_disturb_a_job(setting: Setting, history: list[Fault]):
     """However many nodes come, whenever: one round, and everyone ends with it."""
@@ -487,7 +480,7 @@ def test_excluded_host_agent_goes_when_nobody_can_come_back(end: tuple[Fault, ..
 
 
 @pytest.mark.slow
-@quietly(6_000)
+@settings(max_examples=6_000)
 @given(settings_of_jobs(), faults(list(Kind), most=12))
 def test_no_long_history_breaks_a_job(setting: Setting, history: list[Fault]):
     """The same with many more and longer histories."""
@@ -495,7 +488,7 @@ def test_no_long_history_breaks_a_job(setting: Setting, history: list[Fault]):
 
 
 @pytest.mark.slow
-@quietly(3_000)
+@settings(max_examples=3_000)
 @given(
     settings_of_jobs(min_nodes=1, min_ranks=0, max_restarts=1000, stall_s=20.0), faults(SURVIVABLE, most=10)
 )
@@ -514,7 +507,7 @@ FAILURES = st.builds(
 
 
 @pytest.mark.slow
-@quietly(1_500)
+@settings(max_examples=1_500)
 @given(
     settings_of_jobs(
         min_nodes=1, min_ranks=0, max_restarts=1000, stall_s=20.0, work_s=30.0, has_progress=True

@@ -181,7 +181,6 @@ def told(incident: Incident) -> tuple[object, ...]:
     return incident.kind, incident.culprit.rank, incident.node, incident.has_progressed
 
 
-@settings(deadline=None)
 @given(
     EXITS,
     st.integers(0, 2),
@@ -208,7 +207,7 @@ def test_what_is_cut_off_does_not_change_the_diagnosis(
     assert told(found) == told(expected)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(EXITS)
 def test_incident_of_many_ranks_fits(exits: list[RankExit]) -> None:
     """What all nodes read of it names the culprit, and no host of a rank that is left out."""

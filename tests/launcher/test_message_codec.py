@@ -93,7 +93,7 @@ def join_of_failed_node(ranks: int) -> Join:
 
 
 @pytest.mark.parametrize("hint", DECODERS, ids=lambda hint: getattr(hint, "__name__", "union"))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_every_message_survives_the_way(hint: Any, data: st.DataObject) -> None:
     """Any value comes back equal and of the same type, from text and from bytes, and is one line of ASCII."""
@@ -121,7 +121,6 @@ GARBAGE = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(GARBAGE)
 def test_garbage_is_refused_in_one_way(text: str | bytes) -> None:
     """Whatever a foreign program has put into the store, the reader of it sees one kind of error."""
@@ -130,7 +129,6 @@ def test_garbage_is_refused_in_one_way(text: str | bytes) -> None:
             decode(text)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_message_with_one_part_replaced_is_read_or_refused(data: st.DataObject) -> None:
     """Anything in place of any part of a real message is refused as a message, or is a value of the part."""

@@ -72,7 +72,7 @@ def play(
     return memory, decisions
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@settings(max_examples=300)
 @given(st.lists(FAILURES, max_size=40), st.integers(0, 30), configurations(), LEEWAYS)
 def test_limits_are_never_exceeded(
     failures: list[PastIncident], most: int, config: RestartConfig, leeway: Leeway
@@ -97,7 +97,7 @@ def test_limits_are_never_exceeded(
         assert decision.delay_s >= 0.0
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(st.lists(FAILURES, min_size=1, max_size=6), st.integers(0, 30), configurations(), LEEWAYS)
 def test_every_history_ends(
     failures: list[PastIncident], most: int, config: RestartConfig, leeway: Leeway
@@ -109,7 +109,7 @@ def test_every_history_ends(
     assert decisions[-1].action is Action.STOP
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(st.lists(FAILURES, max_size=20), FAILURES, st.integers(0, 9), configurations(), LEEWAYS)
 def test_same_evidence_gives_the_same_decision(
     failures: list[PastIncident], now: PastIncident, most: int, config: RestartConfig, leeway: Leeway
@@ -121,7 +121,7 @@ def test_same_evidence_gives_the_same_decision(
     assert decide(case_of(replace(now), again, leeway), most, config) == first
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@settings(max_examples=200)
 @given(st.lists(FAILURES, max_size=20), FAILURES, configurations(), LEEWAYS)
 def test_more_restarts_allowed_never_end_a_job_sooner(
     failures: list[PastIncident], now: PastIncident, config: RestartConfig, leeway: Leeway

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftrun.monitor import events as ev
@@ -35,7 +35,7 @@ PARTS = st.builds(
     kind=st.sampled_from(["killed", "exception", "stall"]),
 )
 CLOCKS = st.floats(0.0, 1e9, allow_nan=False)
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=150)
 
 
 def run_of(lives: Sequence[Sequence[Life]], now_ts: float | None = None) -> Run:

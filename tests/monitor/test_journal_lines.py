@@ -44,7 +44,7 @@ def read(path: Path, content: bytes) -> tuple[list[object], int]:
     return list(lines), lines.skipped
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.one_of(st.integers(), NOT_LINES), max_size=30), st.booleans())
 def test_damaged_lines_cost_only_themselves(
     tmp_path_factory: pytest.TempPathFactory, parts: list[int | bytes], is_torn: bool
@@ -139,7 +139,7 @@ def both_ways(path: Path, content: bytes) -> tuple[tuple[Life, ...], tuple[Life,
     return fast.lives(), fold(Lines(path)).lives()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.one_of(ROWS, NOT_LINES.map(lambda text: [text])), max_size=20),
     st.sampled_from(["n", 'n"', "n\\", "\u00e9"]),

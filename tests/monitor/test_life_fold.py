@@ -60,7 +60,7 @@ STARTED = ev.RunStarted("job", "t.py", 0, 2, "given", 77, "0.1.0", "3.11")
 CLOSED = ev.RoundClosed(3, 4, 2, "host", 4711, "/c/step-20", 20, ("n", "m"), ("spare",))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(LINES, max_size=25), st.lists(LINES, max_size=25))
 def test_no_line_can_break_the_account(one: list[dict[str, object]], other: list[dict[str, object]]) -> None:
     """Known kinds with any values in any fields: what is odd is left out, and every second is counted."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ftrun.monitor.liveness import Rule, Verdict
@@ -442,7 +442,6 @@ def lived(life: list[tuple[float, int, Mapping[str, float]]]) -> Job:
     return job
 
 
-@settings(deadline=None)
 @given(LIFE)
 def test_every_verdict_has_its_silence(life: list[tuple[float, int, Mapping[str, float]]]) -> None:
     """However signs, gaps and clock jumps fall, a job is condemned only after real quiet beyond the floor."""
@@ -452,7 +451,6 @@ def test_every_verdict_has_its_silence(life: list[tuple[float, int, Mapping[str,
     assert sum(max(0.0, pause) for pause, _, _ in life) > 60.0 or not job.verdicts
 
 
-@settings(deadline=None)
 @given(LIFE, st.sampled_from([{"bytecode_changes": 1}, {"progress_count": 1}, {"io_bytes": 1e7}]))
 def test_living_job_is_never_condemned(
     life: list[tuple[float, int, Mapping[str, float]]], sign: Mapping[str, float]
@@ -469,7 +467,6 @@ def test_living_job_is_never_condemned(
     assert not job.verdicts
 
 
-@settings(deadline=None)
 @given(LIFE)
 def test_dead_job_is_always_found(life: list[tuple[float, int, Mapping[str, float]]]) -> None:
     """A job that shows nothing any more is condemned, at the latest after the limit that holds now."""

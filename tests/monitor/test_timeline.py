@@ -33,7 +33,7 @@ def ended(code: int = 0) -> ev.RunEnded:
     return ev.RunEnded(code, "over", 0, 1.0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(0, 1e8), min_size=2, max_size=5),
     st.lists(st.floats(-1e6, 1e6), min_size=5, max_size=5),
